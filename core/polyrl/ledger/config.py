@@ -51,6 +51,8 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     """Longest such pause: a replaced device should not wait longer to prove itself."""
     weights_retry_s: float = 5.0
     """Pause before a version is announced again to an engine that could not load it."""
+    max_running: int = 65_536
+    """Most that an engine gets at once, whatever it says that it can take; `rollout.engine.maxRunning`."""
 
     @property
     def gone_s(self) -> float:

@@ -63,6 +63,7 @@ def main(  # noqa: PLR0913 - one argument per flag
             lease_s=run.spec.rollout.lease_seconds,
             lost_s=run.spec.rollout.lost_after_seconds,
             group_filter=group_filter,
+            max_running=run.spec.rollout.engine.max_running,
         )
         kept = Journal(journal, run_epoch)
         state, clock_s = kept.restore()

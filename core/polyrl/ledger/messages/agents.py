@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from math import inf
 from typing import Final
 
+import msgspec
+
 from polyrl import wire
 from polyrl.ledger import events
 from polyrl.ledger.causes import GoneCause, MoveCause
@@ -98,7 +100,8 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
     returns = name in state.vanished and (name not in state.engines or state.engines[name].silent)
     if returns and name in state.engines:
         transition.record(events.EngineReturned(name, now))
-    transition.record(_greeting(state, hello, now))
+    cut = msgspec.structs.replace(hello, max_running=min(hello.max_running, config.max_running))
+    transition.record(_greeting(state, cut, now))
     if returns:
         half_open(transition, name)
     resume_pause(transition, name)
@@ -126,8 +129,9 @@ def _refusal(transition: Transition, name: str, hello: wire.Hello) -> str | None
         return f"this is epoch {epoch} and the connection of {name}"
     if min(hello.max_running, hello.kv_tokens, hello.max_context) < 1 or hello.max_running > MAX_RUNNING:
         return f"kv_tokens and max_context must be at least 1, max_running at most {MAX_RUNNING}"
-    if len(hello.held) > 2 * hello.max_running + HELD_BESIDE:
-        return f"it holds {len(hello.held)} assignments, and its engine runs {hello.max_running} at once"
+    most = min(hello.max_running, transition.config.max_running)
+    if len(hello.held) > 2 * most + HELD_BESIDE:
+        return f"it holds {len(hello.held)} assignments, and its engine runs {most} at once"
     ours: Mapping[int, None] = state.engines[name].running if name in state.engines else {}
     if sum(not (held.assignment in ours or _has_left(state, name, held)) for held in hello.held) > MAX_FOREIGN:
         return f"more than {MAX_FOREIGN} of the assignments that it holds are over"

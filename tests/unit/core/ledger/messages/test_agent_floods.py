@@ -138,3 +138,14 @@ def test_no_frame_of_an_agent_costs_more_than_a_tenth_of_a_second() -> None:
     hello = wire.decode_from_agent(frame)
     assert sent(Stage().agent("a", hello), Fenced)  # type: ignore[arg-type]
     assert time.thread_time() - begun < 3 * DEAF_S, "three times, for a slow machine"
+
+
+@pytest.mark.parametrize(
+    ("claimed", "counts"), [(8, 8), (16, 16), (60_000, 16)], ids=["less", "as asked for", "far more"]
+)
+def test_an_engine_gets_no_more_than_the_manifest_says_whatever_it_claims(claimed: int, counts: int) -> None:
+    stage = Stage(LedgerConfig(run_epoch=1, max_running=16))
+    stage.agent("a", msgspec.structs.replace(HELLO, max_running=claimed))
+    assert stage.ledger.state.engines["a"].capacity.max_running == counts
+    many = msgspec.structs.replace(HELLO, max_running=claimed, held=holding(2 * counts + 65))
+    assert sent(stage.agent("a", many), Fenced)
