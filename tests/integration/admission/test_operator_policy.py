@@ -17,6 +17,7 @@ from polyrl.cluster.resources.owner import Owner
 from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
+from polyrl.worker import Role
 from tests.integration.admission.test_children_admitted import PATHS, SETTINGS, manifest
 
 HOME, ACCOUNT = "polyrl-system", "polyrl-operator"
@@ -230,6 +231,19 @@ def test_no_secret_makes_it_somebody_else(guarded: Any, kind: str) -> None:
     status, message = guarded.create(made)
     assert status == 422
     assert "plain Secrets only" in message
+
+
+def test_of_secrets_the_managers_alone_is_changed(guarded: Any) -> None:
+    admin = Asking(guarded.server)
+    owner, path = owner_in(UNCHOSEN), ALL_PATHS["Secret"].format(UNCHOSEN)
+    for role, status in ((Role.MANAGER, 200), (Role.TRAINER, 422)):
+        name = f"job-keys-{role.value}"
+        made = owner.object("v1", "Secret", name, role, type="Opaque", stringData={"a": "b"})
+        assert guarded.create(made, dry=False)[0] == 201
+        change = {"stringData": {"a": "c"}}
+        answer = guarded.send("PATCH", f"{path}/{name}", change, content="application/merge-patch+json")
+        assert answer[0] == status, answer
+        assert admin.send("DELETE", f"{path}/{name}")[0] == 200
 
 
 def test_others_objects_stay_as_they_are_and_old_children_can_go(guarded: Any) -> None:

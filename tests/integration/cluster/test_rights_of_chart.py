@@ -27,6 +27,8 @@ SELDOM_ASKED = {
     ("get", "pods"),
     # A status that somebody else wrote meanwhile is read; an event that is said again is counted up.
     ("get", "polyrljobs"), ("patch", "events"),
+    # A manager's certificate is renewed every week.
+    ("patch", "secrets"),
     # Asked of the API server by itself, where OwnerReferencesPermissionEnforcement is on.
     ("update", "polyrljobs/finalizers"),
     # Where Karpenter is.

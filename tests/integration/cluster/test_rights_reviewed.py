@@ -30,7 +30,7 @@ IN_A_NAMESPACE = {
     "/serviceaccounts": "get list create",
     "/configmaps": "get list create",
     "/persistentvolumeclaims": "get list create",
-    "/secrets": "get create",
+    "/secrets": "get create patch",
     "policy/poddisruptionbudgets": "get list create patch delete",
     "networking.k8s.io/networkpolicies": "get list create patch delete",
     "events.k8s.io/events": "create patch",
@@ -48,7 +48,7 @@ OWN_LEASE = {"coordination.k8s.io/leases": "get update"}
 """Of this name alone: the chart's own."""
 
 DENIED = (
-    "list /secrets", "watch /secrets", "delete /secrets", "update /secrets", "patch /secrets", "patch /serviceaccounts",
+    "list /secrets", "watch /secrets", "delete /secrets", "update /secrets", "patch /serviceaccounts",
     "create /pods/exec", "create /pods/attach", "create /pods/portforward", "get /pods/log", "create /pods/eviction",
     "update polyrl.dev/polyrljobs", "patch polyrl.dev/polyrljobs", "create polyrl.dev/polyrljobs",
     "patch /nodes", "update /nodes", "delete /nodes", "create /nodes/proxy", "delete karpenter.sh/nodeclaims",
