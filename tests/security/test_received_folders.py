@@ -127,3 +127,61 @@ def test_a_manifest_that_is_nested_too_deeply_is_as_good_as_none(
         result = CliRunner().invoke(app, [str(word) for word in command])
         assert result.exit_code == 0, result.output
         assert not isinstance(result.exception, RecursionError)
+
+
+ODD = {
+    "job.json": os.mkfifo,
+    "trainer-result.json": os.mkfifo,
+    "run/lock": os.mkfifo,
+    "metrics.jsonl": lambda place: place.symlink_to("/etc/passwd"),
+    "summary.json": lambda place: place.symlink_to("/nonexistent"),
+    "run": lambda place: place.symlink_to("/tmp"),
+}
+"""What no run makes, where commands read."""
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_commands_read_no_pipe_and_through_no_link(received: Path, name: str) -> None:
+    if name == "run":
+        (received / "run").rmdir()
+    elif name == "job.json":
+        (received / name).unlink()
+    ODD[name](received / name)
+    honest = received.with_name("honest")
+    honest.mkdir()
+    (honest / "job.json").write_text("{}")
+    listed = CliRunner().invoke(app, ["ls", str(received.parent)])
+    assert listed.exit_code == 0
+    assert "honest" in listed.stdout
+    assert "received" not in listed.stdout
+    assert f"{name}: a link or a pipe" in listed.stderr
+    for command in (["compare", str(honest), str(received)], ["report", str(received)], ["why", str(received)]):
+        refused = CliRunner().invoke(app, command)
+        assert refused.exit_code == 2
+        assert "a link or a pipe" in refused.stderr
+
+
+ROW = '{"time": 1.0, "phase": "rl", "step": 1, "reward/mean": 0.5}'
+HUGE = "1" + "0" * 400
+NUMBERS = {
+    "step": ("metrics.jsonl", ROW + ROW.replace('"step": 1', f'"step": {HUGE}')),
+    "time": ("metrics.jsonl", ROW + ROW.replace("1.0", HUGE)),
+    "late": ("metrics.jsonl", ROW + ROW.replace("1.0", "1e308")),
+    "value": ("metrics.jsonl", ROW + ROW.replace("0.5", f"-{HUGE}")),
+    "seconds": ("summary.json", f'{{"outcome": "succeeded", "wallSeconds": {HUGE}}}'),
+    "many-seconds": ("summary.json", '{"outcome": "succeeded", "wallSeconds": 1e308}'),
+    "words": ("summary.json", '{"outcome": "succeeded", "samplesTrained": "x", "stepTimeRatio": "x"}'),
+    "lists": ("summary.json", '{"outcome": "succeeded", "cost": {"total": [1], "currency": []}}'),
+    "digits": ("summary.json", f'{{"outcome": "succeeded", "samplesTrained": {HUGE * 9}}}'),
+}
+"""A file of a received run, and what stands in it."""
+
+
+@pytest.mark.parametrize("what", NUMBERS)
+def test_numbers_that_are_none_end_no_command(received: Path, what: str) -> None:
+    name, text = NUMBERS[what]
+    (received / name).write_text(text.replace("}{", "}\n{"))
+    for command in (["ls", str(received.parent)], ["compare", str(received), str(received)], ["report", str(received)]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.exception
+        assert len(done.stdout) < 4000

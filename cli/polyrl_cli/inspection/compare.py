@@ -14,6 +14,7 @@ from rich.text import Text
 from polyrl.errors import UserError
 from polyrl.history.foreign_text import json_line, printable
 from polyrl.history.losses import clock_text
+from polyrl.history.rows import LARGEST
 from polyrl_cli.inspection.run_facts import RunFacts, read_facts
 from polyrl_cli.inspection.runs import reward_text, steps_text
 from polyrl_cli.local.run_folder import find_run
@@ -118,7 +119,7 @@ def _at(summary: Mapping[str, Any], path: Sequence[str]) -> Any:
 
 
 def _number(value: Any) -> str:
-    if value is None:
+    if not isinstance(value, int | float) or abs(value) > LARGEST:
         return ABSENT
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 

@@ -98,7 +98,7 @@ def is_locked(folder: RunFolder) -> bool:
     """True while a runner holds the folder. Asked only of runs without a summary: the look itself holds the lock for a
     moment, in which a runner would be refused."""
     try:
-        with (folder.root / "run" / "lock").open() as file:
+        with folder.lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

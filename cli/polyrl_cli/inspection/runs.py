@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from polyrl.history.losses import clock_text
 from polyrl.history.results import EvaluationPoint
 from polyrl.history.steps import number_in, object_in
 from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts, read_facts
-from polyrl_cli.local.run_folder import RUNS, RunFolder, runs_under
+from polyrl_cli.local.run_folder import ODD_FILE, RUNS, RunFolder, runs_under
 from polyrl_cli.report.terminal import terminal
 
 STATE_STYLES: Final = {
@@ -37,7 +38,10 @@ def list_runs(given: Path | None, *, as_json: bool) -> None:
     if given is not None and not given.is_dir():
         raise UserError(f"{given}: no such folder")
     now = time.time()
-    facts = [read_facts(RunFolder(root), now) for root in runs_under(where)]
+    folders = {folder: folder.odd_file() for folder in map(RunFolder, runs_under(where))}
+    for odd in filter(None, folders.values()):
+        print(f"{printable(str(odd))}: {ODD_FILE}; this run is left out", file=sys.stderr)
+    facts = [read_facts(folder, now) for folder, odd in folders.items() if odd is None]
     if as_json:
         for one in facts:
             print(json_line(as_object(one)))

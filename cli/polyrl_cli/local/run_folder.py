@@ -48,6 +48,8 @@ TRACEBACK: Final = "Traceback (most recent call last):"
 TAIL_BYTES: Final = 16384
 """How much of a log's end is read; a hundred long lines."""
 
+ODD_FILE: Final = "a link or a pipe, which no run makes; delete it if the folder is not yours"
+
 
 class RunFolder:
     """The folder of one run, and the paths of what lies in it."""
@@ -73,6 +75,7 @@ class RunFolder:
         self.checkpoints = root / "checkpoints"
         self.plot = root / "run.png"
         self.journal = root / "journal.sqlite"
+        self.lock = root / "run" / "lock"
 
     def older_journals(self) -> list[Path]:
         """Journals that `polyrl run --resume` has set aside, the oldest first."""
@@ -82,9 +85,16 @@ class RunFolder:
 
     def read_files(self) -> list[Path]:
         """What commands read of a run."""
-        run = (self.job, self.endpoints, self.epoch, self.manifest_dir)
+        run = (self.lock.parent, self.lock, self.job, self.endpoints, self.epoch, self.manifest_dir)
         written = (self.timeline, self.metrics, self.samples, self.trainer_result, self.summary, self.journal)
         return [*run, *written, *self.older_journals()]
+
+    def odd_file(self) -> Path | None:
+        """One that no run makes: a pipe, which would be read for ever, or a link to what is not the run's. A received
+        folder may hold some."""
+        kinds = (stat.S_IFREG, stat.S_IFDIR)
+        there = (file for file in self.read_files() if os.path.lexists(file))
+        return next((file for file in there if stat.S_IFMT(file.lstat().st_mode) not in kinds), None)
 
     def log_of(self, worker: str) -> Path:
         return self.logs / f"{worker}.log"
@@ -131,14 +141,13 @@ def _made(root: Path, *, alone: bool) -> Path:
 def existing_folder(root: Path, named: str) -> RunFolder:
     """The folder of a run that was begun, called `named` by the user. Raises UserError when no run lies there."""
     folder = RunFolder(root.resolve())
-    if not folder.job.is_file():
+    if folder.job.is_dir() or not os.path.lexists(folder.job):
         newest = [str(run) for run in runs_under(RUNS)[:NAMED_RUNS]]
         known = f"; the newest runs here are {', '.join(newest)}" if newest else ""
         raise UserError(f"{named}: no run lies there (it has no job.json){known}")
-    for file in folder.read_files():
-        # A received folder may hold a pipe, which would be read for ever, or a link to what is not the run's.
-        if os.path.lexists(file) and stat.S_IFMT(file.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-            raise UserError(f"{file}: a link or a pipe, which no run makes; delete it if the folder is not yours")
+    odd = folder.odd_file()
+    if odd is not None:
+        raise UserError(f"{odd}: {ODD_FILE}")
     return folder
 
 
@@ -157,13 +166,13 @@ def manifest_dir(folder: RunFolder) -> Path:
 def runs_under(folder: Path) -> list[Path]:
     """Folders of runs that lie in `folder`, the newest first."""
     jobs = list(folder.glob("*/job.json"))
-    return [job.parent for job in sorted(jobs, key=lambda job: job.stat().st_mtime, reverse=True)]
+    return [job.parent for job in sorted(jobs, key=lambda job: job.lstat().st_mtime, reverse=True)]
 
 
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Holds the folder for one runner. Raises UserError when another one has it."""
-    lock = folder.root / "run" / "lock"
+    lock = folder.lock
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         try:

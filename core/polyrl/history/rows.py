@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 import msgspec
 
@@ -20,18 +21,32 @@ class MetricsRow(msgspec.Struct, frozen=True):
     values: dict[str, float]
 
 
+LARGEST: Final = 1e15
+"""Of what counts or is told in seconds; a file from elsewhere may hold numbers of any length."""
+
+
+def number(value: float) -> float:
+    """Infinite where an integer is too large to be one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value > 0 or -1)
+
+
 def parse_metrics(text: bytes) -> list[MetricsRow]:
     """Lines to rows; a line that is none is left out, for the file is the trainer's own log and not a protocol."""
     rows = []
     for line in text.split(b"\n"):
         try:
             rows.append(_row(msgspec.json.decode(line, type=dict[str, Any])))
-        except (*UNDECODABLE, KeyError):
+        except (*UNDECODABLE, KeyError, ValueError):
             continue
     return rows
 
 
 def _row(fields: dict[str, Any]) -> MetricsRow:
-    values = {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
+    values = {name: number(value) for name, value in fields.items() if isinstance(value, int | float)}
     time, step = values.pop("time"), int(values.pop("step"))
+    if max(abs(time), abs(step)) > LARGEST:
+        raise ValueError(f"time {time} or step {step} is none")
     return MetricsRow(time, str(fields["phase"]), step=step, values=values)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from polyrl.history.rows import MetricsRow
+from polyrl.history.rows import LARGEST, MetricsRow
 
 TRAINING_PHASES: Final = ("sft", "rl", "offline-rl")
 """Phases of metrics.jsonl that train."""
@@ -38,6 +37,6 @@ def _whole_in(of: Mapping[str, Any], name: str) -> int:
 
 
 def number_in(of: Mapping[str, Any], name: str, default: float) -> float:
-    """A finite number of that name; else `default`."""
+    """A number of that name that is not too large for anything counted; else `default`."""
     found = of.get(name)
-    return found if isinstance(found, int | float) and math.isfinite(found) else default
+    return found if isinstance(found, int | float) and abs(found) <= LARGEST else default
