@@ -163,7 +163,7 @@ class Operator:
         return [
             health.silent_watches(self.streams.ages, paths, health.SILENCES * self.options.watch_silence),
             health.too_old("a job has been reconciled", self.reconciler.longest, health.RECONCILE_S),
-            health.too_old("a job has waited to be reconciled", self._longest_wait, health.QUEUE_S),
+            health.too_old("no job has been taken up, though some wait,", self._stalled_for, health.QUEUE_S),
         ]
 
     def ready(self) -> bool:
@@ -173,6 +173,9 @@ class Operator:
     def _longest_wait(self) -> float:
         """Only a leader with everything read reconciles."""
         return self.queue.oldest_age() if self.resync.ready else 0.0
+
+    def _stalled_for(self) -> float:
+        return self.queue.stalled_for() if self.resync.ready else 0.0
 
     def _stand_by(self) -> None:
         self.resync.end()

@@ -33,7 +33,7 @@ RECONCILE_S: Final = 180.0
 """Longest reconcile of one job: beyond its own deadline."""
 
 QUEUE_S: Final = 120.0
-"""Longest wait of a job to be reconciled, while this replica leads."""
+"""Longest time in which no job is taken up though some wait, while this replica leads."""
 
 CONNECTION_S: Final = 10.0
 """Of one connection, from its accept to its answer; ours take milliseconds."""

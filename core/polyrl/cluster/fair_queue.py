@@ -1,8 +1,9 @@
 """Whose turn is next: round robin over tenants, and within a tenant the order of arrival.
 
-With one queue for all, whoever adds without end delays everybody by what he added. Here a tenant with something waiting
-gets his turn before any other has two, and none holds more than `most` turns at once: slow turns of one tenant leave
-room for the others. A plain value: no clock, no waiting.
+With one queue for all, whoever adds without end delays everybody by what he added. Here a tenant with something
+waiting gets his turn before any other has two, and none holds more than `most` turns at once, `beside` of them while
+others have something waiting or a turn: his turns leave room for the others', and share less of the one thread. A
+plain value: no clock, no waiting.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ Key = TypeVar("Key", bound=Hashable)
 class FairQueue(Generic[Key]):
     """Call `release` for each key that `take` gave, once its turn is over."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, beside: int) -> None:
+        self._most, self._beside = most, beside
         self._waiting: dict[str, dict[Key, float]] = {}
         """By tenant, whose turn is next first: his keys in order of arrival, and since when each waits."""
         self._busy: Counter[str] = Counter()
@@ -32,7 +33,8 @@ class FairQueue(Generic[Key]):
 
     def take(self) -> Key | None:
         """None: nothing waits that may begin."""
-        tenant = next((one for one in self._waiting if self._busy[one] < self._most), None)
+        most = self._beside if len(self._waiting.keys() | self._busy.keys()) > 1 else self._most
+        tenant = next((one for one in self._waiting if self._busy.get(one, 0) < most), None)
         if tenant is None:
             return None
         keys = self._waiting.pop(tenant)

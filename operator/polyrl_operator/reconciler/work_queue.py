@@ -23,6 +23,10 @@ from polyrl_operator.informer.cache import JobKey
 MOST_OF_A_NAMESPACE: Final = 12
 """Reconciles of one namespace at a time, of the reconciler's 16: its jobs may all be slow, and others still begin."""
 
+BESIDE_OTHERS: Final = 4
+"""The same while other namespaces have jobs to reconcile, which then share the loop with few: an honest job beside a
+flood has its status after 0.4 s and not after 1.4 s."""
+
 FIRST_BACKOFF_S: Final = 0.5
 """After a first failure; doubles with each further one."""
 
@@ -46,7 +50,7 @@ class WorkQueue:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._waiting: FairQueue[JobKey] = FairQueue(MOST_OF_A_NAMESPACE)
+        self._waiting: FairQueue[JobKey] = FairQueue(MOST_OF_A_NAMESPACE, BESIDE_OTHERS)
         """Due now."""
         self._busy: set[JobKey] = set()
         self._added_while_busy: set[JobKey] = set()
@@ -55,6 +59,7 @@ class WorkQueue:
         self._wakes: list[tuple[float, JobKey]] = []
         self._wake_of: dict[JobKey, float] = {}
         self._changed = asyncio.Event()
+        self._taken_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._added_while_busy)
@@ -63,6 +68,10 @@ class WorkQueue:
         """Seconds that the key which waits longest has been due."""
         since = self._waiting.oldest()
         return 0.0 if since is None else self._clock() - since
+
+    def stalled_for(self) -> float:
+        """Seconds that keys have waited and none was taken: a flood makes the wait long, and is no fault of ours."""
+        return min(self.oldest_age(), self._clock() - self._taken_at)
 
     def add(self, key: JobKey) -> None:
         """Due at once, or when its pause is over."""
@@ -93,6 +102,7 @@ class WorkQueue:
             self._wake_due()
             if (key := self._waiting.take()) is not None:
                 self._busy.add(key)
+                self._taken_at = self._clock()
                 return key
             self._changed.clear()
             try:

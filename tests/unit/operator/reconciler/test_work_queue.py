@@ -11,6 +11,7 @@ import pytest
 from polyrl_operator.informer.cache import JobKey
 from polyrl_operator.reconciler.reconciler import WORKERS
 from polyrl_operator.reconciler.work_queue import (
+    BESIDE_OTHERS,
     MAX_BACKOFF_S,
     MIN_PAUSE_S,
     MOST_OF_A_NAMESPACE,
@@ -147,8 +148,19 @@ async def test_the_age_is_that_of_the_oldest_that_waits() -> None:
     queue.add(A)
     clock.now += 5
     queue.add(B)
-    assert queue.oldest_age() == 5.0
+    assert queue.oldest_age() == queue.stalled_for() == 5.0
     assert len(queue) == 2
+
+
+async def test_a_queue_that_moves_has_not_stalled_however_long_a_flood_makes_it() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    for number in range(3):
+        queue.add(JobKey("flood", str(number)))
+    clock.now += 500
+    assert await taken(queue) is not None
+    clock.now += 2
+    assert (queue.oldest_age(), queue.stalled_for()) == (502.0, 2.0)
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -209,7 +221,10 @@ async def test_slow_turns_of_one_namespace_leave_workers_to_others() -> None:
     assert await taken(queue) == honest
     waits = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
-    queue.done(JobKey("flood", "0"))
+    for number in range(1 + MOST_OF_A_NAMESPACE - BESIDE_OTHERS):
+        assert not waits.done()
+        queue.done(JobKey("flood", str(number)))
+        await asyncio.sleep(0)
     assert (await asyncio.wait_for(waits, 1)).namespace == "flood"
 
 
