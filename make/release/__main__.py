@@ -1,18 +1,20 @@
 """`python -m release check`, `python -m release build`: the command behind `make release`.
 
-Exit status: 0 done, 1 the builds differ or a program failed, 2 the tree is no release (one line per reason).
+Exit status: 0 done, 1 the builds differ or a program failed, 2 the tree or the images' base is no release's
+(one line per reason).
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from release.artifacts import ROLES, SUMS, Build, BuildError, Programs, differences, write_sums
-from release.rules import Tree, notes, refusals, version_of
+from release.rules import Tree, base_refusals, notes, refusals, version_of
 from release.surfaces import SURFACES
 
 NO_RELEASE = 2
@@ -106,6 +108,9 @@ def main() -> int:
         for line in [*found, *notes(tree)]:
             print(line, file=sys.stderr)
         return NO_RELEASE if found else 0
+    if "images" in given.parts and (found := base_refusals(shlex.split(given.image_options))):
+        print(*found, sep="\n", file=sys.stderr)
+        return NO_RELEASE
     try:
         build_twice(given.commit, given.out, Programs(given.helm, given.buildah, given.image_options), given.parts)
     except (BuildError, OSError) as error:

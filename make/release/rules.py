@@ -18,6 +18,7 @@ from release.surfaces import removals
 PLAIN = re.compile(r"\d+\.\d+\.\d+")
 """Python's and Helm's ways to write a pre-release differ, so there is none: three numbers mean the same in both."""
 ENTRY = re.compile(r"^- \S", re.MULTILINE)
+BASE_BY_DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 SHOWN = 5
 """Changed files that a refusal names; the first ones say what was forgotten."""
 
@@ -52,6 +53,17 @@ def refusals(tree: Tree) -> list[str]:
         *_of_changelog(tree.changelog, version),
         *removals(tree.released, tree.surfaces, announced),
         *_of_changes(tree.changed),
+    ]
+
+
+def base_refusals(image_options: Sequence[str]) -> list[str]:
+    """Why images built with these options would not be a release's: a tag may mean another base image tomorrow."""
+    given = [option.removeprefix("--build-arg=") for option in image_options]
+    bases = [option.removeprefix("BASE=") for option in given if option.startswith("BASE=")]
+    return [
+        f"BASE is {base}; name the base image by its digest, as BASE=docker.io/library/python@sha256:... (64 digits)"
+        for base in bases or ["not given"]
+        if not BASE_BY_DIGEST.fullmatch(base)
     ]
 
 

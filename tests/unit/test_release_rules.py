@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from release.rules import Tree, notes, refusals, version_of
+from release.rules import Tree, base_refusals, notes, refusals, version_of
 from release.surfaces import SURFACES, names_of
 
 ROOT = Path(__file__).parents[2]
@@ -150,3 +150,21 @@ def test_this_trees_version_is_the_same_everywhere() -> None:
     version = version_of(texts[0])
     assert refusals(Tree(*texts, changelog=f"## [{version}] - 2026-01-31\n- Any.\n")) == []
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "base"),
+    [
+        (["--build-arg", "BASE=python:3.11-slim"], "python:3.11-slim"),
+        (["--build-arg", "BASE=python@sha256:12ab"], "python@sha256:12ab"),
+        (["--build-arg=BASE=python:3.11-slim"], "python:3.11-slim"),
+        (["--build-arg", "VARIANT=cpu"], "not given"),
+    ],
+)
+def test_images_are_released_on_a_base_named_by_its_digest_only(options: list[str], base: str) -> None:
+    (refusal,) = base_refusals(options)
+    assert refusal.startswith(f"BASE is {base}; name the base image by its digest, as BASE=")
+
+
+def test_a_base_named_by_its_digest_is_released() -> None:
+    assert base_refusals(["--build-arg", f"BASE=docker.io/library/python@sha256:{'0a' * 32}"]) == []
