@@ -22,7 +22,7 @@ class MetricsRow(msgspec.Struct, frozen=True):
 
 
 LARGEST: Final = 1e15
-"""Of what counts or is told in seconds; a file from elsewhere may hold numbers of any length."""
+"""Of counts and of seconds; a file from elsewhere may hold numbers of any length."""
 
 
 def number(value: float) -> float:
