@@ -31,9 +31,15 @@ ENGINE_NAME: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 JOB_POD_PARTS: Final = 2
 """Parts that a Job adds to its own name for a pod's: index and random letters."""
 
+RESERVED_PROCESS: Final = "reserved"
+"""Name of the engine beside the trainer where workers are processes."""
+
 UNPROVEN: Final = "no such engine was named for this run: the proof in the agent's key file is of none, or of another"
 """Reason of a Fenced that no further greeting can change."""
 
+
+NOT_RESERVED: Final = "it greets as the engine beside the trainer, and its proof is a rollout's"
+"""Reason of a Fenced that no further greeting can change."""
 
 IN_USE: Final = "another process with this engine's proof is connected; it is waited for until it falls silent"
 """Reason of a Fenced that passes by itself once an agent's process before has died."""
@@ -62,9 +68,21 @@ def proven_engine(identity: bytes, identity_key: str) -> str | None:
     if ENGINE_NAME.fullmatch(name) is None:
         return None
     engine = name.decode("ascii")
-    scopes = (engine, "-".join([*engine.split("-")[:-JOB_POD_PARTS], "*"]))
+    scopes = (engine, _job_scope(engine))
     proofs = [_proof(scope, identity_key).encode() for scope in scopes]
     return engine if any(hmac.compare_digest(proof, right) for right in proofs) else None
+
+
+def is_reserved(identity: bytes, identity_key: str) -> bool:
+    """Whether the proof in it is the trainer's: of the beginning of its pods' names, or on a laptop of its engine."""
+    name, _, rest = identity.partition(b"/")
+    proof, engine = rest.partition(b"/")[0], name.decode("ascii", "replace")
+    scope = engine if engine == RESERVED_PROCESS else _job_scope(engine)
+    return hmac.compare_digest(proof, _proof(scope, identity_key).encode())
+
+
+def _job_scope(engine: str) -> str:
+    return "-".join([*engine.split("-")[:-JOB_POD_PARTS], "*"])
 
 
 def agent_keys_of(keys: AgentKeys, identity_key: str, engine: str) -> AgentKeys:

@@ -41,7 +41,8 @@ from polyrl import wire
 from polyrl.control import bracketed, may_be_ipv6
 from polyrl.errors import ProtocolError
 from polyrl.keys import ManagerKeys
-from polyrl.wire.engine_identity import IN_USE, REVOKED, UNPROVEN, proven_engine
+from polyrl.sample import Pool
+from polyrl.wire.engine_identity import IN_USE, NOT_RESERVED, REVOKED, UNPROVEN, is_reserved, proven_engine
 from polyrl_rollout.manager.journal import RevokedNames
 
 RECEIVE_HWM: Final = 256
@@ -274,6 +275,11 @@ class AgentSessions:
         if isinstance(message, wire.Hello) and message.engine != engine:
             dropped["identity"] += 1
             return
+        if isinstance(message, wire.Hello) and message.pool is Pool.RESERVED and not self._is_reserved(identity):
+            # What is reserved is never lost, and does not pause when its tokens depart from the fleet's.
+            dropped["identity"] += 1
+            self._router.send(identity, wire.encode(wire.Fenced(NOT_RESERVED)))
+            return
         if isinstance(message, wire.Deltas):
             self.delta_bytes += len(frame)
         if isinstance(message, wire.Deregister):
@@ -304,6 +310,9 @@ class AgentSessions:
         self._engines.pop(self._identities.pop(engine, b""), None)
         self._frames_at.pop(engine, None)
         self._deliver(engine, wire.Deregister(REVOKED))
+
+    def _is_reserved(self, identity: bytes) -> bool:
+        return is_reserved(identity, self._identity_key)
 
     def _admitted(self, identity: bytes) -> str | None:
         """The engine that this new peer may speak for; the reason why it may for none goes to it."""

@@ -98,7 +98,11 @@ class WeightPublisher:
         self.dropped_frames = DroppedMessages("requests of weight receivers that could not be read")
         self.dropped_replies = DroppedMessages("weights for receivers that take none, or are gone")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        most = min(max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        # Strangers' connections count until their handshake's deadline: the more there may be, the dearer it is to use
+        # all of them up.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        most = min(max_connections, hard // 2)
         self._admission = _admit(self._context, keys.agent_public_key, is_room=lambda: len(self._open) <= most)
         self._socket, self._monitor = _bind(self._context, keys, bind)
         self.endpoint = _endpoint(self._socket, advertise)

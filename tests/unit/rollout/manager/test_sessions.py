@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from polyrl.sample import Pool
 from polyrl.wire import (
     Cancel,
@@ -22,7 +24,7 @@ from polyrl.wire import (
     decode_to_agent,
     encode,
 )
-from polyrl.wire.engine_identity import IN_USE, REVOKED, UNPROVEN, agent_keys_of, identity_of
+from polyrl.wire.engine_identity import IN_USE, NOT_RESERVED, REVOKED, UNPROVEN, agent_keys_of, identity_of
 from polyrl_operator.secret import make_run_keys
 from polyrl_rollout.manager.journal import RevokedNames
 from polyrl_rollout.manager.sessions import AgentSessions, Router, Sent
@@ -155,3 +157,21 @@ def test_who_never_spoke_is_sent_nothing() -> None:
     own, _ = sessions(outgoing)
     own.send("silent", Cancel(1))
     assert not outgoing.sent
+
+
+@pytest.mark.parametrize(
+    ("name", "proof_of", "taken"),
+    [
+        pytest.param("job-trainer-0-x7k2p", "job-trainer-*", True, id="the trainer's pod"),
+        pytest.param("reserved", "reserved", True, id="beside a trainer that is a process"),
+        pytest.param("job-r-1", "job-r-1", False, id="a rollout"),
+        pytest.param("rollout-0", "rollout-0", False, id="a rollout that is a process"),
+    ],
+)
+def test_only_the_trainers_proof_makes_an_engine_reserved(name: str, proof_of: str, taken: bool) -> None:
+    outgoing = Outgoing()
+    agents, received = sessions(outgoing)
+    hello = Hello(1, name, pool=Pool.RESERVED, max_running=1, kv_tokens=9, max_context=9, weight_version=0)
+    agents.on_frame(identity(name, proof_of), encode(hello))
+    assert received == ([(name, hello)] if taken else [])
+    assert outgoing.sent == ([] if taken else [(name, Fenced(NOT_RESERVED))])
