@@ -48,6 +48,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     # Rich help costs 0.2 s of import for a table.
     rich_markup_mode=None,
 )

@@ -80,6 +80,11 @@ def unknown_field(path: FieldPath) -> tuple[str, FieldPath | None]:
         return f"unknown field; did you mean {plain[close[0]]}?", (*parent, plain[close[0]])
     if 0 < len(nearest) <= MAX_GUESSES:
         return f"unknown field; did you mean {' or '.join(map(path_text, nearest))}?", None
+    first = next(path[:end] for end in range(1, len(path) + 1) if node_at(path[:end]) is None)
+    if first != path:
+        return f"unknown field; there is no {path_text(first)}, {unknown_field(first)[0].partition('; ')[2]}", None
+    if "items" in (node_at(parent) or {}):
+        return f"unknown field; {path_text(parent)} is a list, whose elements are [0], [1] ...", None
     listed = ", ".join(siblings[:MAX_LISTED]) + (", ..." if len(siblings) > MAX_LISTED else "")
     return (f"unknown field; known here: {listed}" if siblings else "unknown field; nothing stands below this"), None
 

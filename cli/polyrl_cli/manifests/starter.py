@@ -10,6 +10,7 @@ import json
 import re
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from polyrl.errors import UserError
@@ -159,7 +160,7 @@ def init_lines(folder: Path, task: Task = Task.DIGITS) -> list[str]:
             (folder / file).write_text(content)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
-    return [f"{folder}: {', '.join(files)}", f"next: polyrl validate {folder / 'job.yaml'}"]
+    return [f"{folder}: {', '.join(files)}", f"next: polyrl validate {quote(str(folder / 'job.yaml'))}"]
 
 
 def job_name(text: str) -> str:
