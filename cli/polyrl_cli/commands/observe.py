@@ -75,7 +75,7 @@ def list_of_runs(
     """List runs, the newest first: state, steps, reward, last evaluation, duration, age."""
     from polyrl_cli.inspection.runs import list_runs
 
-    list_runs(folder, as_json=as_json)
+    list_runs(folder, as_json=as_json, note=lambda sentence: echo(sentence, err=True))
 
 
 def compare(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,15 +32,15 @@ MAX_CURRENCY: Final = 8
 """Letters of one that are shown; a summary may be anybody's."""
 
 
-def list_runs(given: Path | None, *, as_json: bool) -> None:
-    """Prints them. Raises UserError when the folder is not there."""
+def list_runs(given: Path | None, *, as_json: bool, note: Callable[[str], None]) -> None:
+    """Prints them; `note` gets a sentence for each that is left out. Raises UserError when the folder is not there."""
     where = RUNS if given is None else given
     if given is not None and not given.is_dir():
         raise UserError(f"{given}: no such folder")
     now = time.time()
     folders = {folder: folder.odd_file() for folder in map(RunFolder, runs_under(where))}
     for odd in filter(None, folders.values()):
-        print(f"{printable(str(odd))}: {ODD_FILE}; this run is left out", file=sys.stderr)
+        note(f"{odd}: {ODD_FILE}; this run is left out")
     facts = [read_facts(folder, now) for folder, odd in folders.items() if odd is None]
     if as_json:
         for one in facts:

@@ -230,7 +230,7 @@ MUTANTS: Final = (
     Mutant(pauses_ignored, "I7", 0),
     Mutant(cancels_forgotten, "I7", 28),
     Mutant(room_of_a_recall_kept, "I5", 39),
-    Mutant(no_rebalancing, "I5", 28),
+    Mutant(no_rebalancing, "I5", 837),
     Mutant(window_never_opens, "I5", 1),
     Mutant(reserved_engines_idle, "I5", 26),
     Mutant(held_assignments_restarted, "I7", 14),

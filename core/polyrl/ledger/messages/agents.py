@@ -130,9 +130,6 @@ def _refusal(transition: Transition, name: str, hello: wire.Hello) -> str | None
     if min(hello.max_running, hello.kv_tokens, hello.max_context) < 1 or hello.max_running > MAX_RUNNING:
         return f"kv_tokens and max_context must be at least 1, max_running at most {MAX_RUNNING}"
     most = min(hello.max_running, transition.config.max_running)
-    newest = state.weights.version
-    if max(hello.weight_version, *hello.versions, -1) > newest >= 0:
-        return f"it serves a weight version above {newest}, the newest that was published"
     if len(hello.held) > 2 * most + HELD_BESIDE:
         return f"it holds {len(hello.held)} assignments, and its engine runs {most} at once"
     ours: Mapping[int, None] = state.engines[name].running if name in state.engines else {}
@@ -199,10 +196,6 @@ def _may_reclaim(transition: Transition, engine: LeasedEngine, held: wire.HeldAs
 
 def _serve(transition: Transition, engine: LeasedEngine, version: int, *, retry_at: float) -> None:
     """The engine serves `version`; samples that may not use it go elsewhere."""
-    if version > transition.state.weights.version >= 0:
-        transition.ignore("unpublishedVersion")
-        quarantine(transition, engine.name, MoveCause.WRONG_VERSION)
-        return
     if version != engine.version:
         transition.record(events.EngineServing(engine.name, version, at=transition.now))
     transition.record(events.WeightsAwaited(engine.name, retry_at))

@@ -225,23 +225,6 @@ def test_tokens_of_versions_that_it_served_while_nobody_listened_are_taken() -> 
     assert stage.ledger.state.samples["0.0"].length == 2
 
 
-@pytest.mark.parametrize("changes", [{"weight_version": 2}, {"versions": (0, 2)}], ids=["serves", "served"])
-def test_an_engine_with_weights_that_nobody_published_is_refused(changes: dict[str, Any]) -> None:
-    stage = Stage()
-    stage.publish(1)
-    (fenced,) = sent(stage.agent("a", msgspec.structs.replace(HELLO, **changes)), Fenced)
-    assert "above 1, the newest that was published" in fenced.reason
-    assert not stage.ledger.state.engines
-
-
-def test_an_engine_that_loads_what_nobody_published_pauses_and_serves_what_it_did() -> None:
-    stage = Stage()
-    stage.engine("a")
-    outcome = stage.agent("a", WeightsLoaded(77, 0.1, load_seconds=0.1, bytes_pulled=1))
-    assert [event.engine for event in outcome.events if isinstance(event, EngineQuarantined)] == ["a"]
-    assert stage.ledger.state.engines["a"].version == 0
-
-
 def test_a_notice_given_while_nobody_listened_is_in_the_greeting() -> None:
     stage = Stage()
     stage.engine("a")
