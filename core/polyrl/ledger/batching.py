@@ -20,7 +20,7 @@ from polyrl.ledger.events import BatchPacked, BatchRequestClosed, GroupDiscarded
 from polyrl.ledger.state import LedgerState, StepState, group_tokens, scored_group, step_key
 from polyrl.ledger.status import awaited
 from polyrl.ledger.transition import Transition
-from polyrl.manifest.recipe import GroupFilter
+from polyrl.manifest.parts.algorithm import GroupFilter
 from polyrl.sample import DiscardReason, Purpose, sample_id
 from polyrl.weights import digest
 from polyrl.wire import Batch, BatchRequest, Declined, Late

@@ -26,7 +26,7 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     progress_deadline_s: float = 30.0
     """No token for that long moves the sample: above the prefill of a 32k prompt on a busy engine."""
     group_filter: str = "none"
-    """A `manifest.recipe.GroupFilter` value; `custom` is decided by the trainer, through Reject."""
+    """A `manifest.parts.algorithm.GroupFilter` value; `custom` is decided by the trainer, through Reject."""
     max_rejections: int = 3
     """Engines that must call a sample impossible before it is believed: one broken engine must not decide."""
     refusal_deadline_s: float = 300.0

@@ -13,13 +13,14 @@ from polyrl.manifest.base import (
     CLUSTER_ONLY,
     INT32_MAX,
     Count,
-    FunctionName,
     ManifestModel,
     Name,
     PathText,
     Positive,
 )
 from polyrl.manifest.data import DataSpec, EvaluationSpec
+from polyrl.manifest.parts.algorithm import AlgorithmSpec
+from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl.manifest.parts.user_code import CodeSpec, EnvironmentSpec, EnvironmentVariable, RewardSpec
 
 MODEL_CONFIG_SCHEMA: Final = {
@@ -86,29 +87,6 @@ class ModelSpec(ManifestModel):
     """Dtype of the weights that engines serve and of the learner's forward pass."""
 
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class OptimizerSpec(ManifestModel):
-    """AdamW (Loshchilov and Hutter 2019) and its schedule."""
-
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-6
-    """Peak step size. RL wants far less than SFT, and tiny models far more than large ones: 1e-6 suits billions of
-    parameters."""
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """Course after the warm-up; cosine and linear fall to 0 at the stage's last step."""
-    warmup_steps: Count = 0
-    """Optimizer steps in which the rate rises linearly from 0."""
-    betas: Annotated[tuple[Beta, Beta], BY_VALUE] = (0.9, 0.95)
-    """Decay of the first and second moment; 0.95 forgets outliers sooner than AdamW's 0.999."""
-    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """Added to the root of the second moment, against division by 0."""
-    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Decoupled decay of weights per step, times the learning rate."""
-    max_grad_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-    """Global norm at which gradients are clipped."""
-
-
 class SftSpec(ManifestModel):
     """Supervised stage: cross-entropy on response tokens."""
 
@@ -141,198 +119,6 @@ class SamplingSpec(ManifestModel):
     stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] = Field(default=[], max_length=256)
     """Token ids that end a turn, beside those that the tokenizer, its chat template and the model's generation config
     name. The token is kept."""
-
-
-class GroupFilter(StrEnum):
-    """Which complete groups may train."""
-
-    NONE = "none"
-    """Every complete group."""
-    ANY_SUCCESS = "anySuccess"
-    """At least one sample has reward > 0."""
-    NONZERO_SPREAD = "nonzeroSpread"
-    """Rewards are not all equal: groups without spread have no gradient (DAPO's dynamic sampling)."""
-    CUSTOM = "custom"
-    """`filterFunction` decides."""
-
-
-class OldLogProbs(StrEnum):
-    """What the clipped ratio compares the policy with."""
-
-    BYPASS = "bypass"
-    """What the engine reported when it drew the token. No further forward pass; the ratio holds the difference between
-    engine and learner too."""
-    REUSE = "reuse"
-    """The policy itself: the ratio is 1, and `correction` accounts for the engine. One optimizer step per RL step."""
-    RECOMPUTE = "recompute"
-    """The learner's own before the step's first update, by one more forward pass; `correction` accounts for the engine
-    (decoupled PPO, Hilton et al. 2021, arXiv 2110.00641)."""
-
-
-class Correction(StrEnum):
-    """How a token's loss is weighed by w, its probability under the old policy over that under the engine's."""
-
-    NONE = "none"
-    """Not at all."""
-    TOKEN_TRUNCATE = "tokenTruncate"
-    """By min(w, correctionHigh) of the token (truncated importance sampling)."""
-    TOKEN_MASK = "tokenMask"
-    """By w of the token within [correctionLow, correctionHigh], by 0 outside."""
-    SEQUENCE_TRUNCATE = "sequenceTruncate"
-    """By min(w, correctionHigh), w multiplied over the sample's tokens."""
-    SEQUENCE_MASK = "sequenceMask"
-    """By w, multiplied over the sample's tokens, within [correctionLow, correctionHigh], by 0 outside (masked
-    importance sampling)."""
-
-
-class AlgorithmName(StrEnum):
-    """Published algorithms; each stands for a choice of `policyLoss`, `advantage`, `aggregation`, `clipLow` and
-    `clipHigh`, of which any may be given otherwise."""
-
-    GRPO = "grpo"
-    """Clipped ratio, `groupNorm`, `sequenceMean`, 0.2 and 0.2 (Shao et al. 2024, arXiv 2402.03300)."""
-    DR_GRPO = "dr-grpo"
-    """The same with `groupMean` and `constant`: neither a group's spread nor a length weighs (Liu et al. 2025, arXiv
-    2503.20783)."""
-    DAPO = "dapo"
-    """GRPO with `tokenMean`, 0.2 and 0.28 (Yu et al. 2025, arXiv 2503.14476). Its dynamic sampling is `groupFilter:
-    nonzeroSpread`."""
-    GSPO = "gspo"
-    """GRPO with the ratio of whole sequences, 0.0003 and 0.0004 (Zheng et al. 2025, arXiv 2507.18071)."""
-    CISPO = "cispo"
-    """`groupNorm`, `tokenMean`, weights cut to 0 to 5, which is `clipLow` 1 and `clipHigh` 4 (MiniMax 2025, arXiv
-    2506.13585)."""
-    RLOO = "rloo"
-    """Clipped ratio, `rloo`, `sequenceSum` (Ahmadian et al. 2024, arXiv 2402.14740); the ratio is a token's."""
-    REINFORCE_PLUS_PLUS = "reinforce++"
-    """Clipped ratio, `reinforce++`, `tokenMean`, with `oldLogProbs: recompute` (Hu 2025, arXiv 2501.03262)."""
-
-
-class PolicyLoss(StrEnum):
-    """What a token adds to the loss."""
-
-    CLIP = "clip"
-    """-min(r A, clip(r) A), r the token's ratio (PPO, Schulman et al. 2017, arXiv 1707.06347)."""
-    GSPO = "gspo"
-    """The same, r the geometric mean of a sequence's ratios."""
-    CISPO = "cispo"
-    """-clip(r) A log pi, where clip(r) is a weight without gradient: no token loses its own."""
-
-
-class AdvantageEstimator(StrEnum):
-    """What a sample's reward is compared with."""
-
-    GROUP_NORM = "groupNorm"
-    """The mean of its group, in standard deviations of the group."""
-    GROUP_MEAN = "groupMean"
-    """The mean of its group."""
-    RLOO = "rloo"
-    """The mean of the others of its group."""
-    REINFORCE_PLUS_PLUS = "reinforce++"
-    """All of the step: returns per token, in standard deviations of the step. Needs `oldLogProbs: recompute`, since
-    training then waits for the whole step."""
-
-
-class Aggregation(StrEnum):
-    """How tokens add up to a mini-batch's loss."""
-
-    SEQUENCE_MEAN = "sequenceMean"
-    """Mean over samples of the mean over each one's tokens: short answers weigh as much as long ones."""
-    TOKEN_MEAN = "tokenMean"
-    """Mean over all tokens: long answers weigh more."""
-    SEQUENCE_SUM = "sequenceSum"
-    """Mean over samples of the sum over each one's tokens."""
-    CONSTANT = "constant"
-    """Sum over all tokens, divided by the samples times `sampling.maxNewTokens`: no length weighs."""
-
-
-class KlPlace(StrEnum):
-    """Where the KL penalty stands."""
-
-    LOSS = "loss"
-    """A term of the loss."""
-    REWARD = "reward"
-    """Taken from the reward, by k1 of each token; `klEstimator` does not count."""
-
-
-class KlEstimator(StrEnum):
-    """The KL penalty of a token in the loss; d = log pi - log piRef."""
-
-    K1 = "k1"
-    """d. Its gradient is 0 on average: it pulls nowhere, and is here to compare with."""
-    K2 = "k2"
-    """d^2 / 2: the gradient of KL(pi || piRef) on samples of pi."""
-    K3 = "k3"
-    """e^-d + d - 1, as often published. Its gradient is that of KL(piRef || pi): biased."""
-    K3_RATIO = "k3Ratio"
-    """k3 times the ratio, with the gradient of both: that of KL(pi || piRef), of lower variance than k2."""
-
-
-class AlgorithmSpec(ManifestModel):
-    """The RL stage."""
-
-    name: Annotated[AlgorithmName, BY_VALUE] = AlgorithmName.GRPO
-    """A published algorithm."""
-    policy_loss: Annotated[PolicyLoss, BY_VALUE] | None = None
-    """What a token adds to the loss. Default: by name."""
-    advantage: Annotated[AdvantageEstimator, BY_VALUE] | None = None
-    """What a sample's reward is compared with. Default: by name."""
-    aggregation: Annotated[Aggregation, BY_VALUE] | None = None
-    """How tokens add up to a mini-batch's loss. Default: by name."""
-    steps: Count = 0
-    """RL steps; one step consumes `promptsPerStep` groups and publishes one weight version."""
-    prompts_per_step: Annotated[int, Field(ge=1, le=1_048_576)] = 32
-    """Groups trained per RL step."""
-    mini_batch_prompts: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Groups per optimizer step; must divide promptsPerStep; default: all of them, one optimizer step per RL step."""
-    min_micro_batch_samples: Positive = 16
-    """Training starts as soon as this many samples of complete groups are scored, while the rest still generates."""
-    clip_low: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Lower end of the ratio clip [1 - clipLow, 1 + clipHigh] (PPO). Default: by name, 0.2 mostly."""
-    clip_high: Annotated[float, Field(gt=0, le=100)] | None = None
-    """Upper end of the ratio clip; above clipLow it leaves rare tokens room to grow (DAPO's clip-higher). Default: by
-    name, 0.2 mostly."""
-    dual_clip: Annotated[float, Field(gt=1, le=1_000_000)] = 3.0
-    """Largest ratio that counts where the advantage is negative (dual clip, Ye et al. 2019, arXiv 1912.09729): without
-    it one token that has become likely outweighs all others."""
-    old_log_probs: Annotated[OldLogProbs, BY_VALUE] = OldLogProbs.BYPASS
-    """What the clipped ratio compares with. `bypass` suits one optimizer step per RL step or few, `recompute` several;
-    with `recompute` mini-batches are drawn by seed once the step is generated, not in order of completion."""
-    correction: Annotated[Correction, BY_VALUE] | None = None
-    """How the difference between engine and learner is corrected. Default: `tokenTruncate` with `reuse` and
-    `recompute`, `none` with `bypass`, whose ratio contains it; there the masks leave tokens out and weigh none."""
-    correction_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Lower bound of the masks."""
-    correction_high: Annotated[float, Field(gt=1, le=1_000_000)] = 2.0
-    """Upper bound of the weight."""
-    kl_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """Weight of the KL penalty to the reference model (the policy before RL); 0 keeps no reference."""
-    kl_place: Annotated[KlPlace, BY_VALUE] = KlPlace.LOSS
-    """Where the KL penalty stands."""
-    kl_estimator: Annotated[KlEstimator, BY_VALUE] = KlEstimator.K3_RATIO
-    """The KL penalty of a token, in the loss."""
-    over_sampling_factor: Annotated[float, Field(ge=1, le=8)] = 1.0
-    """Submit this many times promptsPerStep groups and train on the first complete ones that pass the filter."""
-    group_filter: Annotated[GroupFilter, BY_VALUE] = GroupFilter.NONE
-    """Which complete groups may train; the others are discarded as filtered, and other prompts take their place."""
-    filter_function: FunctionName | None = None
-    """`module:function(samples) -> bool`, for groupFilter custom."""
-    max_replaced_groups_per_step: Count | None = None
-    """Prompts that may be replaced in one step because their groups were lost or could not be scored; above it the run
-    fails, loudly. Default: promptsPerStep."""
-    max_filtered_groups_per_step: Count | None = None
-    """Prompts that may be replaced in one step because their groups did not pass the filter: data that is too easy or
-    too hard is no failure, but has an end. Default: 10 times promptsPerStep, as DAPO's."""
-    overlong_filter: bool = False
-    """Do not learn from samples that were cut at `sampling.maxNewTokens` or at the engines' context; they count in
-    their group's mean."""
-    overlong_buffer: Count = 0
-    """Tokens before `sampling.maxNewTokens` from which on length costs reward, in proportion, to 1 at the limit (DAPO's
-    soft overlong punishment, never more than 1); 0 punishes none. Filters and metrics see the reward without it."""
-    max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
-    """Weight versions that a sample may be behind the learner; 0 is synchronous."""
-    optimizer: OptimizerSpec = OptimizerSpec()
-    """AdamW and its schedule."""
 
 
 class CheckpointSpec(ManifestModel):

@@ -7,7 +7,9 @@ import random
 
 import pytest
 
-from polyrl.manifest.recipe import AlgorithmName, OptimizerSpec, RecipeSpec, SftSpec
+from polyrl.manifest.parts.algorithm import AlgorithmName
+from polyrl.manifest.parts.optimizer import OptimizerSpec
+from polyrl.manifest.recipe import RecipeSpec, SftSpec
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.single_process import create_torch_backend
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from polyrl.errors import InvalidData, RunFailed
-from polyrl.manifest.recipe import AlgorithmSpec
+from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl_trainer.backend import LossInputs, StepResult
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.policy import ReferencePolicy

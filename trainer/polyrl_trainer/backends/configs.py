@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from polyrl.manifest.recipe import OptimizerSpec
+from polyrl.manifest.parts.optimizer import OptimizerSpec
 
 Dtype = Literal["float32", "bfloat16"]
 

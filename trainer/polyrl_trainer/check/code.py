@@ -16,8 +16,9 @@ import numpy as np
 
 from polyrl.errors import InvalidCode, InvalidData
 from polyrl.manifest.job import JobSpec
+from polyrl.manifest.parts.algorithm import GroupFilter
 from polyrl.manifest.parts.user_code import RewardSpec
-from polyrl.manifest.recipe import GroupFilter, Mode, RecipeSpec
+from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl.sample import Finish, sample_id
 from polyrl.wire.checks import (
     RESPONSE_FLAG,

@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from polyrl.manifest.recipe import OldLogProbs, RecipeSpec
+from polyrl.manifest.parts.algorithm import OldLogProbs
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.backend import StepResult, TrainingBackend
 from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
 from polyrl_trainer.data.buffer import DataBuffer

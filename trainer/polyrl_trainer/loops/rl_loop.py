@@ -22,7 +22,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from polyrl.errors import DeadlineExceeded, ProtocolError
-from polyrl.manifest.recipe import OldLogProbs, RecipeSpec
+from polyrl.manifest.parts.algorithm import OldLogProbs
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import Purpose, SamplingParams, Scored
 from polyrl.status import StepValue
 from polyrl.wire import Batch, GroupDropped, engine_shares

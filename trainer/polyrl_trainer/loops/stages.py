@@ -18,7 +18,9 @@ from typing import Any
 import structlog
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import KlEstimator, Mode, OptimizerSpec, RecipeSpec
+from polyrl.manifest.parts.algorithm import KlEstimator
+from polyrl.manifest.parts.optimizer import OptimizerSpec
+from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig, SpecialTokens
 from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend

@@ -12,7 +12,7 @@ of `presets.PRESETS`; a new term is a member of its enum and a branch in `policy
 
 from functools import partial
 
-from polyrl.manifest.recipe import AlgorithmSpec
+from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl_trainer.backend import Loss
 from polyrl_trainer.losses.advantages import whitened, with_advantages
 from polyrl_trainer.losses.policy_gradient import policy_gradient

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import AdvantageEstimator, AlgorithmSpec, KlPlace
+from polyrl.manifest.parts.algorithm import AdvantageEstimator, AlgorithmSpec, KlPlace
 from polyrl_trainer.losses.presets import advantage_of
 from polyrl_trainer.sample import Sample
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from polyrl.manifest.recipe import AlgorithmSpec, Correction, OldLogProbs
+from polyrl.manifest.parts.algorithm import AlgorithmSpec, Correction, OldLogProbs
 from polyrl_trainer.backend import LossInputs
 
 MAX_LOG_RATIO = 20.0

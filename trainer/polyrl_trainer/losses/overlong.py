@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyrl.manifest.recipe import AdvantageEstimator, AlgorithmSpec, RecipeSpec
+from polyrl.manifest.parts.algorithm import AdvantageEstimator, AlgorithmSpec
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import Finish
 from polyrl_trainer.losses.advantages import with_advantages
 from polyrl_trainer.losses.presets import advantage_of

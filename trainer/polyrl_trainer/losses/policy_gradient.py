@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import Aggregation, AlgorithmSpec, KlEstimator, KlPlace, OldLogProbs, PolicyLoss
+from polyrl.manifest.parts.algorithm import Aggregation, AlgorithmSpec, KlEstimator, KlPlace, OldLogProbs, PolicyLoss
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.losses.correction import MAX_LOG_RATIO, correction_weights, ratio_of
 from polyrl_trainer.losses.presets import aggregation_of, clip_of, policy_loss_of

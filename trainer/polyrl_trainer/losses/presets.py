@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from polyrl.manifest.recipe import AdvantageEstimator, Aggregation, AlgorithmName, AlgorithmSpec, PolicyLoss
+from polyrl.manifest.parts.algorithm import AdvantageEstimator, Aggregation, AlgorithmName, AlgorithmSpec, PolicyLoss
 
 
 @dataclass(frozen=True)

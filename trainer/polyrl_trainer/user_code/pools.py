@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from polyrl.manifest.parts.algorithm import GroupFilter
 from polyrl.manifest.parts.user_code import EnvironmentSpec, RewardSpec
-from polyrl.manifest.recipe import GroupFilter, RecipeSpec
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.user_code.rewards import Failures, RewardFunction
 from polyrl_trainer.user_code.together import Alone, Batches, Groups, Judge, Together
 from polyrl_trainer.user_code.workers.environments import EnvironmentPool

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from polyrl.manifest.recipe import Correction, GroupFilter, Mode, OldLogProbs
+from polyrl.manifest.parts.algorithm import Correction, GroupFilter, OldLogProbs
+from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rollout import CapacityPolicy, EngineType
 from polyrl.manifest.rules.evaluation import EVALUATION_RULES
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples

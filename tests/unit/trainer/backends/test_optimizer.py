@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from polyrl.manifest.recipe import OptimizerSpec
+from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl_trainer.backends.configs import OptimizerConfig
 from polyrl_trainer.backends.single_process import (
     create_optimizer,

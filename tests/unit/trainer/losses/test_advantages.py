@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import AdvantageEstimator, AlgorithmSpec
+from polyrl.manifest.parts.algorithm import AdvantageEstimator, AlgorithmSpec
 from polyrl_trainer.losses.advantages import WITHIN_GROUP, group_advantages, whitened, with_advantages
 from polyrl_trainer.sample import Sample
 

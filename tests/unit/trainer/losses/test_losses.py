@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.recipe import AlgorithmName, AlgorithmSpec
+from polyrl.manifest.parts.algorithm import AlgorithmName, AlgorithmSpec
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.losses import averages, merge, normalizer, policy_loss, sft_loss
 from polyrl_trainer.losses.policy_gradient import k1, k2, k3, policy_gradient as grpo
