@@ -53,6 +53,9 @@ class LossInputs:
     """Names of the optional `Sample` fields that at least one sample lacks; a loss that needs one of them refuses."""
     drawers: torch.Tensor | None = None
     """int64[P], see `Sample.drawers`; None where a sample has none."""
+    values: torch.Tensor | None = None
+    """float32[P], of a model with a value head: what it says of all before each position; carries the gradient. Then
+    `log_probs` and `entropy` are 0. None of a language model."""
 
 
 Loss = Callable[[LossInputs], tuple[torch.Tensor, dict[str, float]]]
@@ -104,6 +107,9 @@ class TrainingBackend(Protocol):
         self, batch: Sequence[Sample], temperature: float = 1.0
     ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
         """float32[T] per sample, without gradient; 0 where loss_mask is 0."""
+
+    def values(self, batch: Sequence[Sample]) -> TrainFuture[list[npt.NDArray[np.float32]]]:
+        """The same of a model with a value head: what it says of all before each learned token."""
 
     def optim_step(self, normalizer: float) -> TrainFuture[StepResult]:
         """Divides accumulated gradients by `normalizer` (> 0), clips, steps optimizer and schedule, zeroes."""

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 
 Dtype = Literal["float32", "bfloat16"]
+Head = Literal["tokens", "value"]
+"""What stands on the trunk: a language model's vocabulary, or one number (see `value_head`)."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class ModelConfig:
     """Written into a fresh model's config; a folder's own ids are left as they are."""
     vocabulary: int | None = None
     """The tokenizer's number of tokens: a fresh model's, unless its config says `vocab_size`."""
+    head: Head = "tokens"
+    """`value` for a critic or a reward model; a language model's folder then gives the trunk."""
 
 
 @dataclass(frozen=True)

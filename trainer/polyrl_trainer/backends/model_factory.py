@@ -14,16 +14,18 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
 from polyrl.errors import InvalidData, InvalidManifest
-from polyrl_trainer.backends.configs import Dtype, SpecialTokens
+from polyrl_trainer.backends.configs import Dtype, Head, SpecialTokens
 from polyrl_trainer.backends.model_config import PLACE, model_config, reason_of
+from polyrl_trainer.backends.value_head import HEAD_WEIGHT, draw_head, name_padding
 
-_AUTO_MODEL: Any = AutoModelForCausalLM
+_AUTO_MODELS: dict[Head, Any] = {"tokens": AutoModelForCausalLM, "value": AutoModelForSequenceClassification}
 """transformers leaves these class methods untyped."""
+_KINDS: dict[Head, str] = {"tokens": "causal language model", "value": "model with a value head"}
 NO_SPECIAL_TOKENS = SpecialTokens()
 
 DENSE_ATTENTION = "sdpa"
@@ -36,12 +38,18 @@ def load_model(
     dtype: Dtype,
     special_tokens: SpecialTokens = NO_SPECIAL_TOKENS,
     vocabulary: int | None = None,
+    head: Head = "tokens",
 ) -> PreTrainedModel:
-    """A causal language model with float32 master weights, ready for scoring; `dtype` is noted as the one it serves in.
+    """A model of float32 master weights, ready for scoring; `dtype` is noted as the one it serves in.
 
     Raises InvalidManifest for a config that makes no model, InvalidData for a folder that holds none.
     """
-    model = _from_folder(source) if isinstance(source, Path) else _from_config(source, seed, special_tokens, vocabulary)
+    if isinstance(source, Path):
+        model = _from_folder(source, seed, head)
+    else:
+        model = _from_config(source, seed, special_tokens, vocabulary, head)
+    if head == "value":
+        name_padding(model, special_tokens)
     model.config.dtype = getattr(torch, dtype)
     model.config.architectures = [type(model).__name__]
     _stop_at(model, special_tokens.eos)
@@ -51,7 +59,9 @@ def load_model(
 
 def _stop_at(model: PreTrainedModel, eos: int | None) -> None:
     """Whoever generates with the model ends where it has learned to end, which a base model's config does not know."""
-    generation: Any = model.generation_config
+    generation: Any = getattr(model, "generation_config", None)
+    if generation is None:  # it writes nothing
+        return
     known = generation.eos_token_id
     ids = [] if known is None else known if isinstance(known, list) else [known]
     if eos is not None and eos not in ids:
@@ -59,9 +69,11 @@ def _stop_at(model: PreTrainedModel, eos: int | None) -> None:
 
 
 def serving_files(model: PreTrainedModel) -> dict[str, bytes]:
-    """`config.json` and `generation_config.json` as an engine's model folder needs them."""
-    configs: dict[str, Any] = {"config.json": model.config, "generation_config.json": model.generation_config}
-    return {name: copy.deepcopy(config).to_json_string().encode() for name, config in configs.items()}
+    """`config.json`, and of a model that writes `generation_config.json`, as an engine's model folder needs them."""
+    generation = getattr(model, "generation_config", None)
+    configs: dict[str, Any] = {"config.json": model.config, "generation_config.json": generation}
+    given = {name: config for name, config in configs.items() if config is not None}
+    return {name: copy.deepcopy(config).to_json_string().encode() for name, config in given.items()}
 
 
 def attention_for(device: torch.device, dtype: Dtype) -> str:
@@ -72,31 +84,32 @@ def attention_for(device: torch.device, dtype: Dtype) -> str:
 
 
 def _from_config(
-    fields: Mapping[str, Any], seed: int, special_tokens: SpecialTokens, vocabulary: int | None
+    fields: Mapping[str, Any], seed: int, special_tokens: SpecialTokens, vocabulary: int | None, head: Head
 ) -> PreTrainedModel:
     config = model_config(fields, special_tokens, vocabulary)
+    if head == "value":
+        config.num_labels = 1
     # The generator of the process is left as it was: model weights must not shift data order, or the reverse.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model: PreTrainedModel = _AUTO_MODEL.from_config(
+            model: PreTrainedModel = _AUTO_MODELS[head].from_config(
                 config, dtype=torch.float32, attn_implementation=DENSE_ATTENTION
             )
         except (ValueError, TypeError, RuntimeError, ZeroDivisionError, KeyError) as error:
-            raise InvalidManifest(
-                [f"{PLACE}: no causal language model can be made of it: {reason_of(error)}"]
-            ) from error
+            raise InvalidManifest([f"{PLACE}: no {_KINDS[head]} can be made of it: {reason_of(error)}"]) from error
     return model
 
 
-def _from_folder(folder: Path) -> PreTrainedModel:
+def _from_folder(folder: Path, seed: int, head: Head) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise InvalidData(f"{folder}: not a model folder, it has no config.json")
     # The run's own display owns the terminal.
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model, loading = _AUTO_MODEL.from_pretrained(
+        model, loading = _AUTO_MODELS[head].from_pretrained(
             folder,
+            **({"num_labels": 1} if head == "value" else {}),
             dtype=torch.float32,
             attn_implementation=DENSE_ATTENTION,
             local_files_only=True,
@@ -105,8 +118,12 @@ def _from_folder(folder: Path) -> PreTrainedModel:
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError, StrictDataclassError) as error:
         raise InvalidData(f"{folder}: cannot be loaded as a model: {reason_of(error)}") from error
-    absent = sorted(loading["missing_keys"])
-    if absent:
-        raise InvalidData(f"{folder}: its weight files lack {len(absent)} tensors, {absent[0]} among them")
     loaded: PreTrainedModel = model
+    absent = set(loading["missing_keys"])
+    if head == "value" and type(model).__name__ not in (model.config.architectures or ()):
+        # The trunk of a language model.
+        draw_head(loaded, seed)
+        absent.discard(HEAD_WEIGHT)
+    if absent:
+        raise InvalidData(f"{folder}: its weight files lack {len(absent)} tensors, {min(absent)} among them")
     return loaded

@@ -171,8 +171,10 @@ def pack_pass(samples: Sequence[Sample], one: Pass, device: torch.device) -> Pac
     )
 
 
-def loss_inputs(batch: PackedBatch, log_probs: torch.Tensor, entropy: torch.Tensor) -> LossInputs:
-    """What a loss sees of a pass; `log_probs` and `entropy` are float32[P]."""
+def loss_inputs(
+    batch: PackedBatch, log_probs: torch.Tensor, entropy: torch.Tensor, values: torch.Tensor | None = None
+) -> LossInputs:
+    """What a loss sees of a pass; `log_probs`, `entropy` and `values` are float32[P]."""
     device = log_probs.device
     absent = frozenset(name for name in OPTIONAL_FIELDS if any(getattr(one, name) is None for one in batch.samples))
     columns = {name: _column(batch.samples, name).to(device) for name in OPTIONAL_FIELDS}
@@ -185,6 +187,7 @@ def loss_inputs(batch: PackedBatch, log_probs: torch.Tensor, entropy: torch.Tens
         num_sequences=len(batch.samples),
         absent=absent,
         drawers=_drawers(batch.samples, device),
+        values=values,
         **columns,
     )
 

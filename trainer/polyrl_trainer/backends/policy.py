@@ -25,10 +25,11 @@ from transformers import PreTrainedModel
 
 from polyrl.errors import DeadlineExceeded, InvalidData, UserError
 from polyrl.manifest.environment import VISIBLE_GPUS
-from polyrl_trainer.backend import TrainFuture
-from polyrl_trainer.backends.configs import Dtype, EngineConfig, ModelConfig
+from polyrl_trainer.backend import LossInputs, TrainFuture
+from polyrl_trainer.backends.configs import Dtype, EngineConfig, Head, ModelConfig
 from polyrl_trainer.backends.model_factory import VARIABLE_LENGTH_ATTENTION, attention_for, load_model
-from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, pack_pass, plan_passes, unpack
+from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, loss_inputs, pack_pass, plan_passes, unpack
+from polyrl_trainer.backends.value_head import position_values, probe_value_model
 from polyrl_trainer.sample import Sample
 
 P = ParamSpec("P")
@@ -135,6 +136,7 @@ class Policy:
     dtype: Dtype
     packing: PackingPolicy
     max_logits_bytes: int
+    head: Head = "tokens"
 
     def passes(self, samples: Sequence[Sample]) -> Iterator[PackedBatch]:
         """Every sample in exactly one pass. Raises ValueError for no samples, no tokens, or a learned first token."""
@@ -145,8 +147,8 @@ class Policy:
 
     def score(self, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """float32[P] log_softmax(logits / temperature) of the learned tokens, and float32[P] entropies (detached)."""
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16"):
-            hidden_PH = hidden_states(self.model, batch.input_ids, batch.position_ids).flatten(0, 1)[batch.predicting]
+        with self._autocast():
+            hidden_PH = self._predicting(batch)
             head = vocabulary_head(self.model)
             scale = 1.0 / effective_temperature(temperature)
             chunk = max(1, self.max_logits_bytes // (LOGIT_BYTES * self.model.config.get_text_config().vocab_size))
@@ -160,22 +162,53 @@ class Policy:
                     parts.append(_score_chunk(head, hidden_CH, targets, scale))
         return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
-    @torch.no_grad()
+    def position_values(self, batch: PackedBatch) -> torch.Tensor:
+        """float32[P], what the value head says of all before each learned token. Raises InvalidData without one."""
+        with self._autocast():
+            return position_values(self.model, self._predicting(batch))
+
+    def loss_inputs(self, batch: PackedBatch, temperature: float) -> LossInputs:
+        """What a loss sees of a pass, by the model's head."""
+        if self.head == "tokens":
+            return loss_inputs(batch, *self.score(batch, temperature))
+        values = self.position_values(batch)
+        nothing = torch.zeros_like(values, requires_grad=False)
+        return loss_inputs(batch, nothing, nothing, values)
+
     def log_probs(self, samples: Sequence[Sample], temperature: float) -> list[npt.NDArray[np.float32]]:
         """float32[T] per sample, in the order given; 0 where loss_mask is 0."""
+        return self._of_samples(samples, lambda batch: self.score(batch, temperature)[0])
+
+    def values(self, samples: Sequence[Sample]) -> list[npt.NDArray[np.float32]]:
+        """The same by the value head."""
+        return self._of_samples(samples, self.position_values)
+
+    @torch.no_grad()
+    def _of_samples(
+        self, samples: Sequence[Sample], of_pass: Callable[[PackedBatch], torch.Tensor]
+    ) -> list[npt.NDArray[np.float32]]:
         by_sample: dict[int, npt.NDArray[np.float32]] = {}
         for batch in self.passes(samples):
-            values, _ = self.score(batch, temperature)
-            by_sample.update(zip(batch.indices, unpack(batch, values), strict=True))
+            by_sample.update(zip(batch.indices, unpack(batch, of_pass(batch)), strict=True))
         return [by_sample[index] for index in range(len(samples))]
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
+
+    def _predicting(self, batch: PackedBatch) -> torch.Tensor:
+        """[P, H], before each learned token."""
+        return hidden_states(self.model, batch.input_ids, batch.position_ids).flatten(0, 1)[batch.predicting]
 
 
 def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
     """Loads, probes and places the model. Raises InvalidManifest or InvalidData for a source that cannot be trained,
     UserError for a device that is not there."""
     device = torch.device(_device_name(engine.device))
-    loaded = load_model(model.source, model.seed, model.dtype, model.special_tokens, model.vocabulary)
-    probe_model(loaded)
+    loaded = load_model(model.source, model.seed, model.dtype, model.special_tokens, model.vocabulary, model.head)
+    if model.head == "value":
+        probe_value_model(loaded)
+    else:
+        probe_model(loaded)
     attention = attention_for(device, model.dtype)
     loaded.set_attn_implementation(attention)
     shape = PackingPolicy.variable_length if attention == VARIABLE_LENGTH_ATTENTION else PackingPolicy.dense
@@ -186,6 +219,7 @@ def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
         dtype=model.dtype,
         packing=shape(engine.max_tokens_per_micro_batch),
         max_logits_bytes=engine.max_logits_bytes,
+        head=model.head,
     )
 
 

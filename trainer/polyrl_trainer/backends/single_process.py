@@ -22,7 +22,7 @@ from polyrl_trainer.backend import Loss, StepResult, TrainFuture, TrainingBacken
 from polyrl_trainer.backends import training_state
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.model_factory import load_model, serving_files
-from polyrl_trainer.backends.packing import PackedBatch, loss_inputs
+from polyrl_trainer.backends.packing import PackedBatch
 from polyrl_trainer.backends.policy import Background, Policy, create_policy
 from polyrl_trainer.backends.training_state import MODEL_FILE, OPTIMIZER_FILE, RNG_FILE
 from polyrl_trainer.losses.sft import merge
@@ -70,6 +70,9 @@ class TorchBackend(TrainingBackend):
     ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
         return self._background.submit(self._policy.log_probs, batch, temperature)
 
+    def values(self, batch: Sequence[Sample]) -> TrainFuture[list[npt.NDArray[np.float32]]]:
+        return self._background.submit(self._policy.values, batch)
+
     def optim_step(self, normalizer: float) -> TrainFuture[StepResult]:
         """No weight changes when the gradient is not finite: the result names the tensor, and MAX_SKIPPED_IN_A_ROW such
         steps raise RunFailed. So does a gradient that is not whole; ValueError when there is none or the normalizer is
@@ -112,8 +115,7 @@ class TorchBackend(TrainingBackend):
         return total
 
     def _one_pass(self, packed: PackedBatch, loss: Loss, temperature: float) -> dict[str, float]:
-        log_probs, entropy = self._policy.score(packed, temperature)
-        value, sums = loss(loss_inputs(packed, log_probs, entropy))
+        value, sums = loss(self._policy.loss_inputs(packed, temperature))
         value.backward()  # type: ignore[no-untyped-call]
         positions = packed.input_ids.numel()
         used = sum(sample.length for sample in packed.samples)
@@ -203,7 +205,7 @@ class TorchBackend(TrainingBackend):
         state = training_state.read_state(folder)
         model = self._policy.model
         # Everything is read and checked before anything is changed.
-        weights = load_model(folder, seed=0, dtype=self._policy.dtype).state_dict()
+        weights = load_model(folder, seed=0, dtype=self._policy.dtype, head=self._policy.head).state_dict()
         training_state.check_tensors(folder / MODEL_FILE, weights, model.state_dict())
         optimizer = training_state.read_tensors(folder / OPTIMIZER_FILE, expected_state(model, stepped=state.step > 0))
         generators = training_state.read_tensors(folder / RNG_FILE, self._generator_states())
