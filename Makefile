@@ -36,7 +36,7 @@ test: install ## Pass all tests but those that need SGLang or Kubernetes (and wh
 install: $(STAMP) ## Make .venv with everything pinned by constraints.txt
 $(STAMP):
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q uv
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q -c constraints.txt uv
 	$(BIN)/uv pip install -q --python $(BIN)/python $$(make/torch-backend $(BIN)/uv $(BIN)/python) -c constraints.txt -e '.[all,dev]'
 	@rm -f $(VENV)/.installed-*; touch $@
 
@@ -60,9 +60,17 @@ crds: install ## Write what is generated: crds/ of the manifest models, its copy
 	$(BIN)/polyrl crd --docs --out docs/reference/manifest.md
 	$(BIN)/typer polyrl_cli.app utils docs --name polyrl --title "Command line" --output docs/reference/cli.md
 
-constraints: install ## Resolve the newest pins within pyproject.toml's ranges
+constraints: install ## Resolve the newest pins within pyproject.toml's ranges, and lock them
 	$(BIN)/uv pip compile -q --upgrade --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 	  --extra all --extra dev --python-version 3.11 pyproject.toml -o constraints.txt
+	$(LOCK)
+
+# Of the pins alone, so it resolves nothing. A version that stays keeps the hashes it has: what an index has added to it since
+# does not come in by itself.
+LOCK = $(BIN)/uv pip compile -q --no-deps --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
+  --python-version 3.11 --custom-compile-command "make lock" constraints.txt -o constraints.lock
+lock: install ## Write constraints.lock: the pins with the SHA-256 of each of their files, by which images and releases install
+	$(LOCK)
 
 dead: install ## vulture: code that nothing uses
 	$(BIN)/vulture
@@ -87,4 +95,4 @@ clean: ## Remove what can be made again (keeps runs/)
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help run test install lint types contracts dead fmt crds constraints test-fast test-unit test-integration verify clean
+.PHONY: help run test install lint types contracts dead fmt crds constraints lock test-fast test-unit test-integration verify clean

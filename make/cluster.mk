@@ -4,7 +4,7 @@ CLUSTER := $(POLYRL_CLUSTER_PREFIX) env PYTHONPATH=tests/e2e $(abspath $(BIN))/p
 ON_CLUSTER := $(POLYRL_CLUSTER_PREFIX) env $(if $(KUBECONFIG),,KUBECONFIG=$(abspath .cluster/kubeconfig))
 REGISTRY ?= polyrl.test
 # The tag follows what lies in the images, so that a change of the code is a new image, and pods of the old one are replaced.
-TAG := $(or $(TAG),$(shell find constraints.txt pyproject.toml README.md LICENSE images core cli operator rollout trainer -type f -not -name '*.pyc' \
+TAG := $(or $(TAG),$(shell find constraints.lock pyproject.toml README.md LICENSE images core cli operator rollout trainer -type f -not -name '*.pyc' \
   -print0 | sort -z | xargs -0 cat | sha256sum | cut -c1-12))
 VARIANT ?= cpu
 BASE ?= python:3.11-slim

@@ -1,5 +1,7 @@
-"""What `make release` does: refuse a tree that is no release, build everything twice, compare the bytes, sum them up.
+"""What `make release` does: refuse a tree that is no release, build everything twice, compare the bytes, sum them up;
+and what signs the sums, and verifies them.
 
 `rules` decides whether a tree may be released, `surfaces` finds what users of the version before would miss,
-`artifacts` builds one folder of files from one export of a commit, and `__main__` is the command.
+`lock` holds the hashes of what is installed, `artifacts` builds one folder of files from one export of a commit,
+`signatures` signs and verifies such a folder, and `__main__` is the command.
 """

@@ -1,7 +1,7 @@
-"""`python -m release check`, `python -m release build`: the command behind `make release`.
+"""`python -m release check`, `build`, `sign` and `verify`: the commands behind `make release` and its neighbours.
 
 Exit status: 0 done, 1 the builds differ or a program failed, 2 the tree or the images' base is no release's
-(one line per reason).
+(one line per reason), 3 what lies in the folder is not what was signed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import sys
 from pathlib import Path
 
 from release.artifacts import ROLES, SUMS, Build, BuildError, Programs, differences, write_sums
+from release.lock import LOCK, PINS
 from release.rules import Tree, base_refusals, notes, refusals, version_of
+from release.signatures import NotVerified, sign, verify
 from release.surfaces import SURFACES
 
 NO_RELEASE = 2
+NOT_SIGNED = 3
 
 
 def git(*arguments: str) -> str:
@@ -36,6 +39,8 @@ def tree_here() -> Tree:
         elsewhere=sorted(set(git("tag", "--list").split()) - set(git("tag", "--points-at", "HEAD").split())),
         released=surfaces_before(version_of(project)),
         surfaces={name: Path(name).read_text() for name in SURFACES},
+        constraints=Path(PINS).read_text(),
+        lock=Path(LOCK).read_text(),
     )
 
 
@@ -90,9 +95,9 @@ def build_twice(commit: str, out: Path, programs: Programs, parts: list[str]) ->
     print((out / SUMS).read_text(), end="")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="release")
-    verbs = parser.add_subparsers(dest="verb", required=True)
+def parser() -> argparse.ArgumentParser:
+    command = argparse.ArgumentParser(prog="release")
+    verbs = command.add_subparsers(dest="verb", required=True)
     verbs.add_parser("check")
     build = verbs.add_parser("build")
     build.add_argument("--commit", default="HEAD")
@@ -101,13 +106,24 @@ def main() -> int:
     build.add_argument("--helm", default="helm")
     build.add_argument("--buildah", default="buildah")
     build.add_argument("--image-options", default="")
-    given = parser.parse_args()
-    if given.verb == "check":
-        tree = tree_here()
-        found = refusals(tree)
-        for line in [*found, *notes(tree)]:
-            print(line, file=sys.stderr)
-        return NO_RELEASE if found else 0
+    signing, verifying = verbs.add_parser("sign"), verbs.add_parser("verify")
+    for verb in (signing, verifying):
+        verb.add_argument("folder", type=Path)
+        verb.add_argument("--version", required=True)
+        verb.add_argument("--signers", type=Path, required=True)
+    signing.add_argument("--key", type=Path, required=True)
+    return command
+
+
+def check() -> int:
+    tree = tree_here()
+    found = refusals(tree)
+    for line in [*found, *notes(tree)]:
+        print(line, file=sys.stderr)
+    return NO_RELEASE if found else 0
+
+
+def build(given: argparse.Namespace) -> int:
     if "images" in given.parts and (found := base_refusals(shlex.split(given.image_options))):
         print(*found, sep="\n", file=sys.stderr)
         return NO_RELEASE
@@ -117,6 +133,28 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def signature(given: argparse.Namespace) -> int:
+    """Signs or verifies."""
+    try:
+        if given.verb == "sign":
+            sign(given.folder, given.version, given.key, given.signers)
+        missing = verify(given.folder, given.version, given.signers)
+    except (NotVerified, OSError, subprocess.TimeoutExpired) as error:
+        print(error, file=sys.stderr)
+        return NOT_SIGNED
+    print(f"{given.folder}: what lies here is PolyRL {given.version} as signed by a key of {given.signers}")
+    if missing:
+        print(f"signed, and not here: {', '.join(missing)}")
+    return 0
+
+
+def main() -> int:
+    given = parser().parse_args()
+    if given.verb == "check":
+        return check()
+    return build(given) if given.verb == "build" else signature(given)
 
 
 if __name__ == "__main__":

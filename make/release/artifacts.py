@@ -7,12 +7,15 @@ cyclonedx-py go by and buildah gets as an option; the order and owners of an arc
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from release.lock import LOCK, PINS, NotLocked, select
 
 ROLES = ("operator", "manager", "rollout", "trainer")
 EXTRA = "all"
@@ -67,19 +70,24 @@ class Build:
         self.run(*shlex.split(self.programs.helm), "package", self.source / "charts/polyrl", "--destination", self.out)
 
     def bill(self) -> None:
-        """What `pip install` brings, each file of it by its hash, as CycloneDX."""
-        options = ["--extra", EXTRA, "-c", "constraints.txt", "--generate-hashes", "--python-version", "3.11", "-q"]
+        """What `pip install` brings, each file of it by its hash of the lock, as CycloneDX."""
+        options = ["--extra", EXTRA, "-c", PINS, "--python-version", "3.11", "-q"]
         options += ["--no-annotate", "--no-header", "--no-emit-index-url", "--no-emit-find-links"]
         pinned = self.run(Path(sys.executable).with_name("uv"), "pip", "compile", *options, "pyproject.toml")
-        self._write_bill(pinned, f"polyrl-{self.version}.cdx.json", kind="library")
+        self._write_bill(pinned.split(), f"polyrl-{self.version}.cdx.json", kind="library")
 
-    def _write_bill(self, requirements: str, name: str, *, kind: str) -> None:
+    def _write_bill(self, pins: list[str], name: str, *, kind: str) -> None:
+        try:
+            requirements = select((self.source / LOCK).read_text(), pins)
+        except NotLocked as error:
+            raise BuildError(str(error)) from None
         command = ["requirements", "--pyproject", "pyproject.toml", "--mc-type", kind, "--output-reproducible"]
         program = Path(sys.executable).with_name("cyclonedx-py")
         self.run(program, *command, "--output-file", self.out / name, "-", text=requirements)
 
     def image(self, role: str) -> None:
-        """The image as an archive in the OCI layout, and what Python has installed in it."""
+        """The image as an archive in the OCI layout, the digest that registries will serve it by, and what Python has
+        installed in it."""
         buildah, reference = shlex.split(self.programs.buildah), f"localhost/polyrl-{role}:{self.version}"
         # With layers, so that a version whose dependencies are those of the one before moves only its own code.
         options = ["--layers", "--no-cache", "--timestamp", str(self.epoch), "--format", "oci", "--quiet"]
@@ -88,6 +96,8 @@ class Build:
         name = f"polyrl-{role}-{self.version}"
         layout = self.out / name
         self.run(*buildah, "push", "--quiet", identity, f"oci:{layout}:{self.version}")
+        with (self.out / images_name(self.version)).open("a") as digests:
+            digests.write(f"{manifest_digest(layout)}  {role}\n")
         sorted_tar = ["--sort=name", f"--mtime=@{self.epoch}", "--owner=0", "--group=0", "--numeric-owner"]
         modes = ["--mode=u=rwX,go=rX", "--remove-files"]
         self.run("tar", *sorted_tar, *modes, "-cf", self.out / f"{name}.oci.tar", "-C", layout, ".")
@@ -96,7 +106,18 @@ class Build:
             installed = self.run(*buildah, "run", container, "--", "python", "-c", INSTALLED)
         finally:
             self.run(*buildah, "rm", container)
-        self._write_bill(installed, f"{name}.cdx.json", kind="application")
+        self._write_bill(installed.split(), f"{name}.cdx.json", kind="application")
+
+
+def images_name(version: str) -> str:
+    """The file that lists the images' digests."""
+    return f"polyrl-{version}.images"
+
+
+def manifest_digest(layout: Path) -> str:
+    """Of the one image that lies in an OCI layout, as `sha256:...`."""
+    (manifest,) = json.loads((layout / "index.json").read_text())["manifests"]
+    return str(manifest["digest"])
 
 
 def digest(path: Path) -> str:

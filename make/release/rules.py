@@ -1,4 +1,5 @@
-"""Whether a tree may be released: its version, its changelog, its tags, what users rely on. Pure.
+"""Whether a tree may be released: its version, its changelog, its tags, what users rely on, its lock.
+Pure.
 
 The version stands in pyproject.toml, and `polyrl --version` is what was installed from there. A chart needs a version
 of its own and one of what it installs; both are the project's.
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
+from release.lock import lock_refusals
 from release.surfaces import removals
 
 PLAIN = re.compile(r"\d+\.\d+\.\d+")
@@ -37,6 +39,8 @@ class Tree:
     released: Mapping[str, str] = field(default_factory=dict)
     """Surfaces of the version before, by file; empty before the first release."""
     surfaces: Mapping[str, str] = field(default_factory=dict)
+    constraints: str = ""
+    lock: str = ""
 
 
 def version_of(pyproject: str) -> str:
@@ -52,6 +56,7 @@ def refusals(tree: Tree) -> list[str]:
         *_of_version(tree, version),
         *_of_changelog(tree.changelog, version),
         *removals(tree.released, tree.surfaces, announced),
+        *lock_refusals(tree.pyproject, tree.constraints, tree.lock),
         *_of_changes(tree.changed),
     ]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from release.lock import LOCK, PINS
 from release.rules import Tree, base_refusals, notes, refusals, version_of
 from release.surfaces import SURFACES, names_of
 
@@ -147,8 +148,11 @@ def test_a_home_is_asked_for_before_anything_is_uploaded() -> None:
 def test_this_trees_version_is_the_same_everywhere() -> None:
     """What a release would refuse only on its day is refused on every day; its changelog's section comes last."""
     texts = [(ROOT / name).read_text() for name in ("pyproject.toml", "charts/polyrl/Chart.yaml")]
-    version = version_of(texts[0])
-    assert refusals(Tree(*texts, changelog=f"## [{version}] - 2026-01-31\n- Any.\n")) == []
+    version, pins = version_of(texts[0]), (ROOT / PINS).read_text()
+    changelog, lock = f"## [{version}] - 2026-01-31\n- Any.\n", (ROOT / LOCK).read_text()
+    tree = Tree(*texts, changelog=changelog, constraints=pins, lock=lock)
+    assert refusals(tree) == []
+    assert refusals(replace(tree, lock="")) != []
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
 
 
