@@ -43,6 +43,7 @@ from polyrl_trainer.session import Session, run_beside, was_done, write_result
 from polyrl_trainer.sinks.chosen import deliveries
 from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.user_code.episodes import Episodes
+from polyrl_trainer.user_code.own_algorithm import load_own
 from polyrl_trainer.user_code.pools import UserPools
 from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures
 from polyrl_trainer.weights.publisher import PolicyVersions, WeightPublisher
@@ -101,6 +102,7 @@ async def run_trainer(arguments: Arguments) -> bool:
 
 
 async def _run_prepared(arguments: Arguments, job: PolyRLJob, prepared: Prepared, pools: UserPools) -> bool:
+    own = load_own(job.spec.recipe.algorithm, arguments.manifest_dir / job.spec.recipe.code.path)
     session, resumed_from = _open_session(
         arguments, job, ModelFiles(job, prepared.tokenizer, chat=prepared.chat, system_prompt=prepared.system_prompt)
     )
@@ -115,6 +117,7 @@ async def _run_prepared(arguments: Arguments, job: PolyRLJob, prepared: Prepared
         session=session,
         engine=_engine(job),
         resumed_from=resumed_from,
+        own=own,
     )
     outcome = "failed"
     try:

@@ -35,7 +35,8 @@ class LossInputs:
     """float32[P], of the token at each position under the policy being trained, log_softmax(logits / temperature);
     carries the gradient."""
     entropy: torch.Tensor
-    """float32[P], detached; of the distribution that predicts each position."""
+    """float32[P], of the distribution that predicts each position; carries the gradient where `forward_backward` was
+    asked for it."""
     mask: torch.Tensor
     """float32[P]"""
     rollout_log_probs: torch.Tensor
@@ -94,13 +95,14 @@ class TrainingBackend(Protocol):
     """
 
     def forward_backward(
-        self, batch: Sequence[Sample], loss: Loss, temperature: float = 1.0
+        self, batch: Sequence[Sample], loss: Loss, temperature: float = 1.0, *, entropy_gradient: bool = False
     ) -> TrainFuture[dict[str, float]]:
         """Adds the gradient of `loss` over `batch`; resolves to the loss's named sums plus `loss`, `tokens` (learned),
         `positions` (computed), `padded_positions` (computed but unused) and their ratio `padding_fraction`.
 
         `temperature` is the one that the samples were drawn at (SamplingParams: 0 is greedy and scores at 1), so that
         the learner's logprobs and the engines' are those of the same distribution. SFT leaves it at 1.
+        `entropy_gradient`: the loss has an entropy bonus, so `LossInputs.entropy` carries its gradient too.
         """
 
     def log_probs(

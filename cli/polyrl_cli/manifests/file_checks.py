@@ -70,9 +70,14 @@ def _named_code(recipe: RecipeSpec) -> Iterator[NamedPath]:
     yield NamedPath((*_RECIPE, "code", "path"), code, check=_folder)
     if recipe.reward is not None and recipe.mode in (Mode.RL, Mode.SFT_RL):
         yield NamedPath((*_RECIPE, "reward", "function"), code, check=partial(_function, recipe.reward.function))
-    if recipe.algorithm.filter_function is not None:
-        function = recipe.algorithm.filter_function
-        yield NamedPath((*_RECIPE, "algorithm", "filterFunction"), code, check=partial(_function, function))
+    algorithm = recipe.algorithm
+    for name, function in (
+        ("filterFunction", algorithm.filter_function),
+        ("lossFunction", algorithm.loss_function),
+        ("advantageFunction", algorithm.advantage_function),
+    ):
+        if function is not None:
+            yield NamedPath((*_RECIPE, "algorithm", name), code, check=partial(_function, function))
     if recipe.environment is not None:
         yield NamedPath(
             (*_RECIPE, "environment", "classPath"), code, check=partial(_function, recipe.environment.class_path)

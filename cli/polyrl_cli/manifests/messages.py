@@ -27,6 +27,8 @@ MAX_LISTED: Final = 12
 _SHAPES: Final = {
     "function": "is not of the form module:function",
     "filterFunction": "is not of the form module:function",
+    "lossFunction": "is not of the form module:function",
+    "advantageFunction": "is not of the form module:function",
     "classPath": "is not of the form module:Class",
     "currency": "is not three capital letters, as USD",
     "url": "is not an http:// or https:// address",

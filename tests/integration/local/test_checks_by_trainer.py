@@ -78,6 +78,8 @@ FAULTS = [
     ("reward.py", "def score(sample):\n    print('{}')\n    return None\n", "", "job.yaml:16 spec.recipe.reward.function: on rl.jsonl:1, for response '12': `reward` must be a finite number, got None"),
     ("reward.py", "import time\ndef score(sample):\n    time.sleep(600)\n", "", "job.yaml:16 spec.recipe.reward.function: on rl.jsonl:1, for response '12': no reward within 2 s"),
     ("reward.py", "import os\ndef score(sample):\n    print('bye', flush=True)\n    os._exit(7)\n", "", "job.yaml:16 spec.recipe.reward.function: on rl.jsonl:1, for response '12': reward:score: its worker ended (exit 7), 2 times"),
+    ("own.py", "def loss(tokens):\n    return tokens.log_prob\n", "spec.recipe.algorithm.lossFunction=own:loss", "--set spec.recipe.algorithm.lossFunction: own:loss raised AttributeError: 'LossInputs' object has no attribute 'log_prob' (own.py:2)"),
+    ("own.py", "def best(samples): return 1.0\n", "spec.recipe.algorithm.advantageFunction=own:best", "--set spec.recipe.algorithm.advantageFunction: own:best: must return a list of 3 numbers, got 1.0"),
 ]  # fmt: skip
 
 

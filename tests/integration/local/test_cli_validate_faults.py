@@ -110,6 +110,7 @@ FIELDS = [
     ('"0123456789 "', '"01233"', 10, "spec.recipe.model.tokenizer.alphabet", "each character may stand in it only once"),
     ('type: characters, alphabet: "0123456789 "', "type: huggingface", 10, "spec.recipe.model.tokenizer", "has no tokenizer of its own"),
     ("promptsPerStep: 32", "promptsPerStep: 32\n      miniBatchPrompts: 5", 20, "spec.recipe.algorithm.miniBatchPrompts", "5 does not divide promptsPerStep (32)"),
+    ("promptsPerStep: 32", "oldLogProbs: reuse\n      updateEpochs: 2", 19, "spec.recipe.algorithm.oldLogProbs", "its ratio is always 1; leave miniBatchPrompts and updateEpochs out"),
     ("promptsPerStep: 32", "groupFilter: custom", 17, "spec.recipe.algorithm.filterFunction", "needs a filterFunction"),
     ("promptsPerStep: 32", "name: gpro", 19, "spec.recipe.algorithm.name", "'gpro' is not grpo"),
     ("maxNewTokens: 8", "maxNewTokens: 4096", 21, "spec.recipe.sampling.maxNewTokens", "no room for a prompt in rollout.engine.maxContext (4096)"),
@@ -229,6 +230,8 @@ ELSEWHERE = [
     (["spec.recipe.model.tokenizer={path: gone}"], "--set spec.recipe.model.tokenizer.path: ", "no such folder"),
     (["spec.recipe.algorithm.groupFilter=custom", "spec.recipe.algorithm.filterFunction=reward:keep"],
      "--set spec.recipe.algorithm.filterFunction: ", "defines no keep"),
+    (["spec.recipe.algorithm.lossFunction=reward:loss"], "--set spec.recipe.algorithm.lossFunction: ", "defines no loss"),
+    (["spec.recipe.algorithm.advantageFunction=reward:best"], "--set spec.recipe.algorithm.advantageFunction: ", "defines no best"),
     (["spec.recipe.environment={classPath: 'tools:Calculator'}"], "--set spec.recipe.environment.classPath: ", "no module tools"),
 ]  # fmt: skip
 

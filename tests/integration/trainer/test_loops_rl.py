@@ -62,7 +62,7 @@ class CountingBackend:
         self.pending = 0
         self.mini_batches = 1
 
-    def forward_backward(self, batch, loss, temperature=1.0):
+    def forward_backward(self, batch, loss, temperature=1.0, *, entropy_gradient=False):
         self.micro_batches.append([one.id for one in batch])
         self.pending += len(batch)
         tokens = float(sum(one.loss_mask.sum() for one in batch))
@@ -226,27 +226,32 @@ class Run:
     over_sampling=st.sampled_from([1.0, 1.5, 2.0]),
     loss_rate=st.sampled_from([0.0, 0.2]),
     old=st.sampled_from(["bypass", "recompute"]),
+    epochs=st.sampled_from([1, 1, 3]),
 )
 def test_mini_batches_are_exact_whatever_arrives_when(
-    tmp_path_factory, seed, mini_batches, groups_per_mini_batch, minimum, over_sampling, loss_rate, old
+    tmp_path_factory, seed, mini_batches, groups_per_mini_batch, minimum, over_sampling, loss_rate, old, epochs
 ):
-    """I1, I2, I3: every optimizer step has its exact samples, every group ends once, no step is short; old logprobs are
-    those of the step's start."""
+    """I1, I2, I3: every optimizer step has its exact samples, every group ends once, no step is short; each epoch has
+    every sample once; old logprobs are those of the step's start."""
     spec = recipe(
         prompts_per_step=mini_batches * groups_per_mini_batch, mini_batch_prompts=groups_per_mini_batch,
         min_micro_batch_samples=minimum, over_sampling_factor=over_sampling, max_replaced_groups_per_step=1000,
-        old_log_probs=old,
+        old_log_probs=old, update_epochs=epochs,
     )  # fmt: skip
     dice = random.Random(seed)
     rollouts = FakeRollouts(
         echo, seed=seed, lose=lambda group: DiscardReason.ENGINE_REJECTED if dice.random() < loss_rate else None
     )
     run = Run.make(tmp_path_factory.mktemp("run"), rollouts, spec)
-    run.backend.mini_batches = mini_batches
+    run.backend.mini_batches = mini_batches * epochs
     assert asyncio.run(run.train(spec))
-    assert run.backend.steps == [groups_per_mini_batch * 3] * (mini_batches * 3)
-    trained = [sample for micro_batch in run.backend.micro_batches for sample in micro_batch]
-    assert len(set(trained)) == len(trained) == 3 * mini_batches * groups_per_mini_batch * 3
+    assert run.backend.steps == [groups_per_mini_batch * 3] * (mini_batches * 3 * epochs)
+    in_order = [sample for micro_batch in run.backend.micro_batches for sample in micro_batch]
+    size = 3 * mini_batches * groups_per_mini_batch
+    passes = [in_order[start : start + size] for start in range(0, len(in_order), size)]
+    trained = [sample for number in range(0, len(passes), epochs) for sample in passes[number]]
+    assert len(set(trained)) == len(trained) == size * 3
+    assert [sorted(one) for one in passes] == [sorted(passes[n // epochs * epochs]) for n in range(3 * epochs)]
     groups = {int(sample.split(".")[0]) for sample in trained}
     assert sorted(rollouts.groups_acknowledged) == sorted(groups), "acknowledged are exactly those that were trained"
     assert {group.id for group in rollouts.submitted} == groups | set(rollouts.discarded)

@@ -127,9 +127,11 @@ async def test_offline_rl_raises_the_probability_of_what_was_rewarded(tmp_path, 
     rewarded = [sample for draw in groups.get(4) for sample in draw.item if sample.reward]
     groups = DataBuffer([prepare_finished_groups(rows, TOKENIZER, 60)], [1.0], seed=5)
     before = learner.backend.log_probs(rewarded).result()
+    epochs = 2 if name is AlgorithmName.DAPO else 1
     algorithm = {
         "name": name, "steps": STEPS, "prompts_per_step": 4, "mini_batch_prompts": 2, "kl_coefficient": kl_coefficient,
         "kl_place": kl_place, "old_log_probs": "recompute" if name is AlgorithmName.REINFORCE_PLUS_PLUS else "bypass",
+        "update_epochs": epochs,
     }  # fmt: skip
     recipe = RecipeSpec(
         mode="offline-rl", model={"config": MODEL}, algorithm=algorithm, data={"rl": [{"path": "f.jsonl"}]}
@@ -139,7 +141,7 @@ async def test_offline_rl_raises_the_probability_of_what_was_rewarded(tmp_path, 
     after = learner.backend.log_probs(rewarded).result()
     learner.close()
     assert sum(float(row.sum()) for row in after) > sum(float(row.sum()) for row in before) + 1
-    assert learner.session.state.results.optimizer_steps == 2 * STEPS
+    assert learner.session.state.results.optimizer_steps == 2 * STEPS * epochs
     assert {"reward/mean", "actor/pg_loss"} <= set(learner.lines()[0])
     assert {line["rollout/zero_std"] for line in learner.lines()} == {0.25}, (
         "one group of four, whatever its mini-batch"

@@ -97,6 +97,19 @@ def test_what_forward_backward_reports(backend: TorchBackend) -> None:
     assert 0 < report["entropy"] / report["tokens"] <= np.log(VOCABULARY)
 
 
+@pytest.mark.parametrize("room", [1, 2**20])
+def test_entropy_has_a_gradient_only_where_it_is_asked_for(room: int) -> None:
+    made, seen = make(engine=replace(ENGINE, max_logits_bytes=room)), list[bool]()
+
+    def loss(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, float]]:
+        seen.append(inputs.entropy.requires_grad)
+        return sft_loss(inputs)
+
+    for wanted in (False, True):
+        made.forward_backward(draw_samples(3, 1), loss, entropy_gradient=wanted).result(WAIT_SECONDS)
+    assert seen == [False, True]
+
+
 def test_greedy_samples_are_scored_at_temperature_one(backend: TorchBackend) -> None:
     samples = draw_samples(4, 4)
     at_zero = backend.log_probs(samples, 0.0).result(WAIT_SECONDS)

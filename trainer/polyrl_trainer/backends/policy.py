@@ -90,12 +90,12 @@ def effective_temperature(temperature: float) -> float:
 
 
 def _score_chunk(
-    head: nn.Module, hidden_CH: torch.Tensor, targets: torch.Tensor, scale: float
+    head: nn.Module, hidden_CH: torch.Tensor, targets: torch.Tensor, scale: float, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits_CV = head(hidden_CH).float() * scale
     log_probs_CV = torch.log_softmax(logits_CV, dim=-1)
     log_probs = log_probs_CV.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(log_probs_CV.exp() * log_probs_CV).sum(-1)
     return log_probs, entropy
 
@@ -145,8 +145,11 @@ class Policy:
         for one in plan_passes([sample.length for sample in samples], self.packing):
             yield pack_pass(samples, one, self.device)
 
-    def score(self, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32[P] log_softmax(logits / temperature) of the learned tokens, and float32[P] entropies (detached)."""
+    def score(
+        self, batch: PackedBatch, temperature: float, *, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32[P] log_softmax(logits / temperature) of the learned tokens, and float32[P] entropies, detached unless
+        `entropy_gradient`."""
         with self._autocast():
             hidden_PH = self._predicting(batch)
             head = vocabulary_head(self.model)
@@ -156,10 +159,11 @@ class Policy:
             for hidden_CH, targets in zip(
                 torch.split(hidden_PH, chunk), torch.split(batch.targets, chunk), strict=True
             ):
+                given = head, hidden_CH, targets, scale, entropy_gradient
                 if torch.is_grad_enabled() and len(hidden_PH) > chunk:
-                    parts.append(checkpoint(_score_chunk, head, hidden_CH, targets, scale, use_reentrant=False))
+                    parts.append(checkpoint(_score_chunk, *given, use_reentrant=False))
                 else:
-                    parts.append(_score_chunk(head, hidden_CH, targets, scale))
+                    parts.append(_score_chunk(*given))
         return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
     def position_values(self, batch: PackedBatch) -> torch.Tensor:
@@ -167,10 +171,10 @@ class Policy:
         with self._autocast():
             return position_values(self.model, self._predicting(batch))
 
-    def loss_inputs(self, batch: PackedBatch, temperature: float) -> LossInputs:
+    def loss_inputs(self, batch: PackedBatch, temperature: float, *, entropy_gradient: bool = False) -> LossInputs:
         """What a loss sees of a pass, by the model's head."""
         if self.head == "tokens":
-            return loss_inputs(batch, *self.score(batch, temperature))
+            return loss_inputs(batch, *self.score(batch, temperature, entropy_gradient=entropy_gradient))
         values = self.position_values(batch)
         nothing = torch.zeros_like(values, requires_grad=False)
         return loss_inputs(batch, nothing, nothing, values)

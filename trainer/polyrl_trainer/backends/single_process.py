@@ -60,10 +60,10 @@ class TorchBackend(TrainingBackend):
         self._background = Background("learner", engine.threads, engine.wait_seconds)
 
     def forward_backward(
-        self, batch: Sequence[Sample], loss: Loss, temperature: float = 1.0
+        self, batch: Sequence[Sample], loss: Loss, temperature: float = 1.0, *, entropy_gradient: bool = False
     ) -> TrainFuture[dict[str, float]]:
         """After an error in here, `optim_step` refuses until `load`: the gradient has a hole."""
-        return self._background.submit(self._forward_backward, batch, loss, temperature)
+        return self._background.submit(self._forward_backward, batch, loss, temperature, entropy_gradient)
 
     def log_probs(
         self, batch: Sequence[Sample], temperature: float = 1.0
@@ -103,19 +103,23 @@ class TorchBackend(TrainingBackend):
 
     # --- below: on the background thread only -------------------------------------------------------------------------
 
-    def _forward_backward(self, batch: Sequence[Sample], loss: Loss, temperature: float) -> dict[str, float]:
+    def _forward_backward(
+        self, batch: Sequence[Sample], loss: Loss, temperature: float, entropy_gradient: bool
+    ) -> dict[str, float]:
         total: dict[str, float] = {}
         self._has_gradient = True
         try:
             for packed in self._policy.passes(batch):
-                total = merge(total, self._one_pass(packed, loss, temperature))
+                total = merge(total, self._one_pass(packed, loss, temperature, entropy_gradient))
         except BaseException as error:
             self._broken = f"a forward-backward pass of its mini-batch failed ({type(error).__name__}: {error})"
             raise
         return total
 
-    def _one_pass(self, packed: PackedBatch, loss: Loss, temperature: float) -> dict[str, float]:
-        value, sums = loss(self._policy.loss_inputs(packed, temperature))
+    def _one_pass(
+        self, packed: PackedBatch, loss: Loss, temperature: float, entropy_gradient: bool
+    ) -> dict[str, float]:
+        value, sums = loss(self._policy.loss_inputs(packed, temperature, entropy_gradient=entropy_gradient))
         value.backward()  # type: ignore[no-untyped-call]
         positions = packed.input_ids.numel()
         used = sum(sample.length for sample in packed.samples)

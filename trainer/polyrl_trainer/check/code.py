@@ -1,4 +1,5 @@
-"""Reward, filter and environment: imported, their signatures read, the reward called on one row."""
+"""Reward, filter, environment, own loss and advantage: imported, their signatures read, the reward called on one row,
+loss and advantage on a few tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +18,7 @@ import numpy as np
 
 from polyrl.errors import InvalidCode, InvalidData
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.parts.algorithm import GroupFilter
+from polyrl.manifest.parts.algorithm import AlgorithmSpec, GroupFilter
 from polyrl.manifest.parts.user_code import RewardSpec
 from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl.sample import Finish, sample_id
@@ -57,6 +59,13 @@ def check_code(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage]
     if recipe.algorithm.group_filter is GroupFilter.CUSTOM and (function := recipe.algorithm.filter_function):
         field = (*RECIPE, "algorithm", "filterFunction")
         named.append((field, function, lambda: load_function(function, folder)))
+    for name, own in (
+        ("lossFunction", recipe.algorithm.loss_function),
+        ("advantageFunction", recipe.algorithm.advantage_function),
+    ):
+        if own is not None:
+            alone = AlgorithmSpec.model_validate({name: own})
+            named.append(((*RECIPE, "algorithm", name), own, partial(_try_own, alone, folder)))
     if (environment := recipe.environment) is not None:
         field = (*RECIPE, "environment", "classPath")
         named.append((field, environment.class_path, lambda: load_environment(environment.class_path, folder)))
@@ -66,6 +75,15 @@ def check_code(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage]
             load()
         except InvalidCode as error:
             yield CheckFault(field, str(error))
+        except ModuleNotFoundError as error:
+            yield CheckSkipped(name, error.name or str(error))
+
+
+def _try_own(algorithm: AlgorithmSpec, folder: Path) -> None:
+    """Imported here alone, because it takes torch, which other user code can do without."""
+    from polyrl_trainer.user_code.own_algorithm import load_own, try_own
+
+    try_own(load_own(algorithm, folder), algorithm)
 
 
 async def try_reward(

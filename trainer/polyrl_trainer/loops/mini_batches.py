@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.sample import split_sample_id
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.sample import Sample
@@ -25,6 +26,16 @@ def draw_mini_batches(samples: Sequence[Sample], groups: int, seed: Sequence[int
         [sample for number in numbers[first : first + groups] for sample in by_group[number]]
         for first in range(0, len(numbers), groups)
     ]
+
+
+def updates_per_step(algorithm: AlgorithmSpec) -> int:
+    """Optimizer steps of one RL step."""
+    return algorithm.update_epochs * algorithm.prompts_per_step // groups_per_mini_batch(algorithm)
+
+
+def groups_per_mini_batch(algorithm: AlgorithmSpec) -> int:
+    """The manifest's, else all of a step."""
+    return algorithm.mini_batch_prompts or algorithm.prompts_per_step
 
 
 async def with_old_log_probs(backend: TrainingBackend, samples: list[Sample], temperature: float) -> list[Sample]:

@@ -14,13 +14,14 @@ from dataclasses import replace
 
 from polyrl.manifest.parts.algorithm import OldLogProbs
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl_trainer.backend import StepResult, TrainingBackend
+from polyrl_trainer.backend import Loss, StepResult, TrainingBackend
 from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import FinishedGroup
-from polyrl_trainer.loops.mini_batches import with_old_log_probs
+from polyrl_trainer.loops.mini_batches import groups_per_mini_batch, with_old_log_probs
 from polyrl_trainer.loops.step_metrics import learning_metrics, separate_movement
-from polyrl_trainer.losses import averages, merge, normalizer, policy_loss, whitened, with_advantages
+from polyrl_trainer.losses import averages, learns_entropy, merge, normalizer, policy_loss, whitened, with_advantages
+from polyrl_trainer.losses.own import NOTHING_OWN, GroupAdvantage, OwnAlgorithm
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
@@ -32,6 +33,7 @@ async def run_offline_training(
     recipe: RecipeSpec,
     session: Session,
     reference: ReferencePolicy | None = None,
+    own: OwnAlgorithm = NOTHING_OWN,
 ) -> bool:
     """Trains to `algorithm.steps` from where `session.state` stands. True when done, False when stopped."""
     session.enter(TrainingStage.OFFLINE_RL, groups)
@@ -39,8 +41,8 @@ async def run_offline_training(
     while state.step < recipe.algorithm.steps and not session.stop.is_set():
         started = time.monotonic()
         drawn = [draw.item for draw in groups.get(recipe.algorithm.prompts_per_step)]
-        mini_batches = await _prepare(backend, drawn, recipe, reference)
-        sums, first, steps = await _train(backend, mini_batches, recipe)
+        mini_batches = await _prepare(backend, drawn, recipe, reference, own.advantage)
+        sums, first, steps = await _train(backend, mini_batches, recipe, policy_loss(recipe.algorithm, own.loss))
         seconds = time.monotonic() - started
         for taken in steps:
             results.count_optimizer_step(taken=not taken.not_finite)
@@ -58,10 +60,14 @@ async def run_offline_training(
 
 
 async def _prepare(
-    backend: TrainingBackend, drawn: Sequence[FinishedGroup], recipe: RecipeSpec, reference: ReferencePolicy | None
+    backend: TrainingBackend,
+    drawn: Sequence[FinishedGroup],
+    recipe: RecipeSpec,
+    reference: ReferencePolicy | None,
+    own: GroupAdvantage | None,
 ) -> list[list[Sample]]:
     """Mini-batches of whole groups, with advantages and all logprobs that the loss needs."""
-    size = recipe.algorithm.mini_batch_prompts or recipe.algorithm.prompts_per_step
+    size = groups_per_mini_batch(recipe.algorithm)
     temperature = recipe.sampling.temperature
     mini_batches = []
     for first in range(0, len(drawn), size):
@@ -73,7 +79,7 @@ async def _prepare(
         if recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE:
             samples = await with_old_log_probs(backend, samples, temperature)
         samples = await with_reference(samples, reference, temperature)
-        mini_batches.append(with_advantages(samples, recipe.algorithm))
+        mini_batches.append(with_advantages(samples, recipe.algorithm, own))
     every = iter(whitened(list(itertools.chain(*mini_batches)), recipe.algorithm))
     return [[next(every) for _ in mini_batch] for mini_batch in mini_batches]
 
@@ -91,15 +97,16 @@ async def _with_rollout_log_probs(backend: TrainingBackend, samples: list[Sample
 
 
 async def _train(
-    backend: TrainingBackend, mini_batches: Sequence[list[Sample]], recipe: RecipeSpec
+    backend: TrainingBackend, mini_batches: Sequence[list[Sample]], recipe: RecipeSpec, loss: Loss
 ) -> tuple[dict[str, float], dict[str, float], list[StepResult]]:
     """Sums of all, averages of the first mini-batch, and what each optimizer step did."""
-    loss = policy_loss(recipe.algorithm)
     first: dict[str, float] = {}
     sums: dict[str, float] = {}
     results = []
-    for samples in mini_batches:
-        learned = await asyncio.wrap_future(backend.forward_backward(samples, loss, recipe.sampling.temperature))
+    entropy, temperature = learns_entropy(recipe.algorithm), recipe.sampling.temperature
+    for samples in itertools.chain.from_iterable(itertools.repeat(mini_batches, recipe.algorithm.update_epochs)):
+        learning = backend.forward_backward(samples, loss, temperature, entropy_gradient=entropy)
+        learned = await asyncio.wrap_future(learning)
         first = first or averages(learned)
         sums = merge(sums, learned)
         limit = recipe.sampling.max_new_tokens

@@ -5,6 +5,7 @@
         pull ─> complete groups ─> advantages ─> forward-backward       (as soon as minMicroBatchSamples are scored)
         ... until exactly a mini-batch is learned ─> one optimizer step ─> acknowledge
         (oldLogProbs recompute: pull and score until the step is whole, then mini-batches that a seed draws)
+        (updateEpochs above 1: again over the step's samples, in other mini-batches)
     surplus is cancelled and its prompts go back to the buffer ─> metrics, checkpoint, evaluation
 
 Invariant I3: each mini-batch holds exactly miniBatchPrompts complete groups, whatever the arrival order; a batch that
@@ -16,6 +17,7 @@ time, and each wait has a deadline that names who is awaited.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,11 +40,12 @@ from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.evaluation import Evaluator
-from polyrl_trainer.loops.mini_batches import draw_mini_batches, with_old_log_probs
+from polyrl_trainer.loops.mini_batches import draw_mini_batches, groups_per_mini_batch, with_old_log_probs
 from polyrl_trainer.loops.step_metrics import StepClock, separate_movement, step_metrics
-from polyrl_trainer.losses import averages, merge, normalizer, policy_loss, whitened
+from polyrl_trainer.losses import averages, learns_entropy, merge, normalizer, policy_loss, whitened
 from polyrl_trainer.losses.by_engine import Drawers, with_engine_sums
 from polyrl_trainer.losses.overlong import shaped_advantages, without_truncated
+from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
 from polyrl_trainer.preparation import stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
@@ -101,6 +104,7 @@ class RlParts(RolloutSide):
     tokenizer: Tokenizer
     reference: ReferencePolicy | None = None
     """Needed when klCoefficient is above 0."""
+    own: OwnAlgorithm = NOTHING_OWN
 
 
 class RlStep:
@@ -117,10 +121,10 @@ class RlStep:
         self._trained: list[Sample] = []
         self._scored: list[Scored] = []
         algorithm = recipe.algorithm
-        self._groups_per_mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step
+        self._groups_per_mini_batch = groups_per_mini_batch(algorithm)
         self._mini_batches = algorithm.prompts_per_step // self._groups_per_mini_batch
         self._mini_batch_samples = self._groups_per_mini_batch * recipe.sampling.samples_per_prompt
-        self._loss = with_engine_sums(policy_loss(algorithm))
+        self._loss = policy_loss(algorithm, parts.own.loss)
         self._drawers = Drawers()
         self._sums: dict[str, float] = {}
         self._learned_first: dict[str, float] = {}
@@ -171,6 +175,7 @@ class RlStep:
         for number in range(self._mini_batches):
             if not await self._train_mini_batch(groups, stoppable=number == 0):
                 return False
+        await self._train_epochs(self._trained, first=1)
         return True
 
     async def _train_whole(self, groups: StepGroups) -> bool:
@@ -190,14 +195,19 @@ class RlStep:
             if self._session.stop.is_set():
                 return False
         samples = without_truncated(whitened(samples, self._recipe.algorithm), self._recipe.algorithm)
-        for mini_batch in draw_mini_batches(samples, self._groups_per_mini_batch, (self._recipe.seed, self._step)):
-            with self._clock.training():
-                learning = self._parts.backend.forward_backward(mini_batch, self._loss, temperature)
-                sums = await asyncio.wrap_future(learning)
-            await self._update(sums)
+        await self._train_epochs(samples, first=0)
         for number in batches:
             await self._parts.rollouts.acknowledge(number)
         return True
+
+    async def _train_epochs(self, samples: Sequence[Sample], first: int) -> None:
+        """Passes over the whole step from number `first` on, each in mini-batches that a seed draws."""
+        for epoch in range(first, self._recipe.algorithm.update_epochs):
+            seed = (self._recipe.seed, self._step, epoch)
+            for mini_batch in draw_mini_batches(samples, self._groups_per_mini_batch, seed):
+                with self._clock.training():
+                    sums = await self._learn(mini_batch, again=epoch > 0)
+                await self._update(sums)
 
     async def _train_mini_batch(self, groups: StepGroups, *, stoppable: bool) -> bool:
         """Micro-batches to the exact boundary, then one optimizer step; False when asked to stop before."""
@@ -263,8 +273,17 @@ class RlStep:
     async def _train(self, groups: StepGroups, batch: Batch) -> dict[str, float]:
         with self._clock.training():
             samples = await self._prepare(groups, batch)
-            learning = self._parts.backend.forward_backward(samples, self._loss, self._recipe.sampling.temperature)
-            return await asyncio.wrap_future(learning)
+            return await self._learn(samples)
+
+    async def _learn(self, samples: list[Sample], *, again: bool = False) -> dict[str, float]:
+        """Engines are measured by the first pass alone: later ones have moved away from all of them."""
+        learning = self._parts.backend.forward_backward(
+            samples,
+            self._loss if again else with_engine_sums(self._loss),
+            self._recipe.sampling.temperature,
+            entropy_gradient=learns_entropy(self._recipe.algorithm),
+        )
+        return await asyncio.wrap_future(learning)
 
     async def _prepare(self, groups: StepGroups, batch: Batch) -> list[Sample]:
         """The batch's samples with all that does not depend on the learner."""
@@ -273,7 +292,7 @@ class RlStep:
             # The manager gives the first batch when the learner is to have the devices of the reserved engines.
             self._clock.reserved_closes()
         samples = await with_reference(samples, self._parts.reference, self._recipe.sampling.temperature)
-        samples = shaped_advantages(samples, self._recipe)
+        samples = shaped_advantages(samples, self._recipe, self._parts.own.advantage)
         self._trained += samples
         self._scored += batch.samples
         return samples

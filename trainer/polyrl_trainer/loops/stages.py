@@ -26,9 +26,11 @@ from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.checkpoints import MODEL
 from polyrl_trainer.loops.evaluation import PREFIX
+from polyrl_trainer.loops.mini_batches import updates_per_step
 from polyrl_trainer.loops.offline_loop import run_offline_training
 from polyrl_trainer.loops.rl_loop import RlParts, RolloutSide, run_rl_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
+from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
 from polyrl_trainer.losses.policy_gradient import penalizes_loss
 from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source
 from polyrl_trainer.session import Session
@@ -49,6 +51,7 @@ class Stages:
     session: Session
     engine: EngineConfig
     resumed_from: Path | None = None
+    own: OwnAlgorithm = NOTHING_OWN
 
     async def run(self, side: RolloutSide | None) -> bool:
         """True when all stages are done, False when the run was asked to stop."""
@@ -98,7 +101,9 @@ class Stages:
         prepared = self.prepared
         if self.recipe.mode is Mode.OFFLINE_RL:
             assert prepared.finished is not None, "offline RL has its data"
-            return await run_offline_training(backend, prepared.finished, self.recipe, self.session, reference)
+            return await run_offline_training(
+                backend, prepared.finished, self.recipe, self.session, reference=reference, own=self.own
+            )
         assert prepared.prompts is not None, "RL has its data"
         assert side is not None, "online RL runs with a manager"
         parts = RlParts(
@@ -107,6 +112,7 @@ class Stages:
             prompts=prepared.prompts,
             tokenizer=prepared.tokenizer,
             reference=reference,
+            own=self.own,
         )
         return await run_rl_training(parts, self.recipe, self.session)
 
@@ -138,8 +144,7 @@ class Stages:
 
     def _rl_backend(self, source: ModelPlace) -> TorchBackend:
         algorithm = self.recipe.algorithm
-        steps_per_step = algorithm.prompts_per_step // (algorithm.mini_batch_prompts or algorithm.prompts_per_step)
-        return self._backend(source, algorithm.optimizer, algorithm.steps * steps_per_step)
+        return self._backend(source, algorithm.optimizer, algorithm.steps * updates_per_step(algorithm))
 
     def _backend(self, source: ModelPlace, optimizer: OptimizerSpec, total_steps: int) -> TorchBackend:
         """The stage's backend, where its checkpoint stands if the run is resumed within this stage."""

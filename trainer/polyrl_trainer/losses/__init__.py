@@ -4,6 +4,7 @@
     advantages       rewards to advantages, per group or per step
     policy_gradient  the loss of every policy gradient; `correction` weighs its tokens for what engines drew otherwise
     sft              the supervised loss, and how named sums add up
+    own              the user's own loss and advantage in place of named ones
     by_engine        the same sums by the engine that drew the tokens
 
 Each formula stands in its function's docstring with its source. A new algorithm is a name in `AlgorithmSpec` and a row
@@ -15,13 +16,23 @@ from functools import partial
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl_trainer.backend import Loss
 from polyrl_trainer.losses.advantages import whitened, with_advantages
-from polyrl_trainer.losses.policy_gradient import policy_gradient
+from polyrl_trainer.losses.own import TokenLoss
+from polyrl_trainer.losses.policy_gradient import learns_entropy, policy_gradient
 from polyrl_trainer.losses.presets import normalizer
 from polyrl_trainer.losses.sft import averages, merge, sft_loss
 
-__all__ = ["averages", "merge", "normalizer", "policy_loss", "sft_loss", "whitened", "with_advantages"]
+__all__ = [
+    "averages",
+    "learns_entropy",
+    "merge",
+    "normalizer",
+    "policy_loss",
+    "sft_loss",
+    "whitened",
+    "with_advantages",
+]
 
 
-def policy_loss(algorithm: AlgorithmSpec) -> Loss:
-    """The loss that the manifest's algorithm names, with its numbers filled in."""
-    return partial(policy_gradient, algorithm=algorithm)
+def policy_loss(algorithm: AlgorithmSpec, own: TokenLoss | None = None) -> Loss:
+    """The loss that the manifest's algorithm names, with its numbers filled in; `own` in place of its policy loss."""
+    return partial(policy_gradient, algorithm=algorithm, own=own)

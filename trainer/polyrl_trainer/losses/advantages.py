@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.parts.algorithm import AdvantageEstimator, AlgorithmSpec, KlPlace
+from polyrl_trainer.losses.own import GroupAdvantage
 from polyrl_trainer.losses.presets import advantage_of
 from polyrl_trainer.sample import Sample
 
@@ -76,8 +77,11 @@ def group_advantages(
     return advantages.astype(np.float32)
 
 
-def with_advantages(samples: Sequence[Sample], algorithm: AlgorithmSpec) -> list[Sample]:
+def with_advantages(
+    samples: Sequence[Sample], algorithm: AlgorithmSpec, own: GroupAdvantage | None = None
+) -> list[Sample]:
     """The same samples with an advantage on every learned position; of REINFORCE++ their returns, for `whitened`.
+    `own` in place of the named estimator.
 
     Raises InvalidData when the KL penalty is in the reward and a sample lacks the logprobs for it.
     """
@@ -88,8 +92,23 @@ def with_advantages(samples: Sequence[Sample], algorithm: AlgorithmSpec) -> list
         returns = [_shaped(one) - np.cumsum(cost[::-1])[::-1] for one, cost in zip(samples, penalties, strict=True)]
         return [_carrying(sample, values) for sample, values in zip(samples, returns, strict=True)]
     rewards = [_shaped(sample) - float(cost.sum()) for sample, cost in zip(samples, penalties, strict=True)]
+    if own is not None:
+        return _by_own(samples, rewards, own)
     advantages = group_advantages(rewards, [one.group for one in samples], estimator)
     return [_carrying(sample, np.full(sample.length, value)) for sample, value in zip(samples, advantages, strict=True)]
+
+
+def _by_own(samples: Sequence[Sample], rewards: Sequence[float], own: GroupAdvantage) -> list[Sample]:
+    """`own` of each group, as it is by penalties; in the order of `samples`."""
+    by_group: dict[int, list[int]] = {}
+    for place, sample in enumerate(samples):
+        by_group.setdefault(sample.group, []).append(place)
+    found = list(samples)
+    for places in by_group.values():
+        shaped = [replace(samples[place], reward=rewards[place], penalty=None) for place in places]
+        for place, values in zip(places, own(shaped), strict=True):
+            found[place] = _carrying(samples[place], values)
+    return found
 
 
 def _shaped(sample: Sample) -> float:

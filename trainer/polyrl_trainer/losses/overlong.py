@@ -12,6 +12,7 @@ from polyrl.manifest.parts.algorithm import AdvantageEstimator, AlgorithmSpec
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import Finish
 from polyrl_trainer.losses.advantages import with_advantages
+from polyrl_trainer.losses.own import GroupAdvantage
 from polyrl_trainer.losses.presets import advantage_of
 from polyrl_trainer.sample import Sample
 
@@ -22,7 +23,7 @@ def overlong_penalty(length: int, limit: int, buffer: int) -> float:
     return max(-1.0, min(0.0, (limit - buffer - length) / buffer)) if buffer else 0.0
 
 
-def shaped_advantages(samples: Sequence[Sample], recipe: RecipeSpec) -> list[Sample]:
+def shaped_advantages(samples: Sequence[Sample], recipe: RecipeSpec, own: GroupAdvantage | None = None) -> list[Sample]:
     """The same samples with penalty and advantage; one that was cut has its part in the group's mean, and with
     `overlong_filter` the advantage 0, so that it is neither rewarded nor punished."""
     algorithm, limit = recipe.algorithm, recipe.sampling.max_new_tokens
@@ -31,7 +32,7 @@ def shaped_advantages(samples: Sequence[Sample], recipe: RecipeSpec) -> list[Sam
             replace(one, penalty=overlong_penalty(int(one.loss_mask.sum()), limit, algorithm.overlong_buffer))
             for one in samples
         ]
-    shaped = with_advantages(samples, algorithm)
+    shaped = with_advantages(samples, algorithm, own)
     # What REINFORCE++ has by now are returns, which the whole step is compared with.
     whole_step = advantage_of(algorithm) is AdvantageEstimator.REINFORCE_PLUS_PLUS
     return shaped if whole_step else without_truncated(shaped, algorithm)

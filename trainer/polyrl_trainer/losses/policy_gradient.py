@@ -5,14 +5,18 @@ What the ratio compares with, `oldLogProbs` of the manifest says; how far engine
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.parts.algorithm import Aggregation, AlgorithmSpec, KlEstimator, KlPlace, OldLogProbs, PolicyLoss
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.losses.correction import MAX_LOG_RATIO, correction_weights, ratio_of
+from polyrl_trainer.losses.own import TokenLoss
 from polyrl_trainer.losses.presets import aggregation_of, clip_of, policy_loss_of
-from polyrl_trainer.losses.sft import as_floats
+from polyrl_trainer.losses.sft import MAX_SUFFIX, as_floats
 
 MAX_K3 = 10.0
 """Largest value of k3, as in verl; beyond it a token has no gradient. One token that the policy has made
@@ -35,13 +39,17 @@ def k3(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
     return (torch.expm1(log_ratio) - log_ratio).clamp(max=MAX_K3)
 
 
-def policy_gradient(inputs: LossInputs, algorithm: AlgorithmSpec) -> tuple[torch.Tensor, dict[str, float]]:
-    """L = aggregate( -w max(min(r A, clip(r, low, high) A), c A if A < 0) + beta * KL(pi, pi_ref) ), a scalar.
+def policy_gradient(
+    inputs: LossInputs, algorithm: AlgorithmSpec, own: TokenLoss | None = None
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """L = aggregate( -w max(min(r A, clip(r, low, high) A), c A if A < 0) + beta KL(pi, pi_ref) - eta H ), a scalar.
 
     r = pi(o_t) / pi_old(o_t) of each learned token, of GSPO its geometric mean over the sequence; CISPO's term is
     -w sg(clip(r, low, high)) A log pi(o_t) instead. low and high are by `clip_of`, c is `dual_clip` (Ye et al. 2019,
-    arXiv 1912.09729, eq. 5), w the weight of `correction` (see there), beta `kl_coefficient`. The aggregate is a sum
-    over sequences, of means over their tokens or of sums; `presets.normalizer` divides it in the optimizer step.
+    arXiv 1912.09729, eq. 5), w the weight of `correction` (see there), beta `kl_coefficient`, eta
+    `entropy_coefficient` of the entropy H at the token (Mnih et al. 2016, arXiv 1602.01783, section 4). The aggregate
+    is a sum over sequences, of means over their tokens or of sums; `presets.normalizer` divides it in the optimizer
+    step. With `own` its numbers stand in place of the whole bracket of max; it finds pi_old in `old_log_probs`.
 
     Sums over learned tokens: `pg_loss`, `clip_fraction` and `dual_clip_fraction` (tokens that the one or the other
     bounds), `correction_weight`, `correction_fraction` (bounded or left out), `ratio`, `entropy`, `mismatch_k1` and
@@ -53,13 +61,13 @@ def policy_gradient(inputs: LossInputs, algorithm: AlgorithmSpec) -> tuple[torch
     _refuse_absent(inputs, algorithm)
     old = old_log_probs(inputs, algorithm)
     ratio = ratio_of(inputs.log_probs - old)
-    bounded, shares = _bounded(inputs, old, algorithm)
+    bounded, shares = _bounded(inputs, old, algorithm) if own is None else _own_terms(inputs, old, own)
     weights, outside = correction_weights(inputs, old, algorithm)
     per_token = -weights * bounded
     sums = {
         **_policy_sums(inputs, per_token, ratio),
         **_mismatch_sums(inputs, old, recomputed=algorithm.old_log_probs is OldLogProbs.RECOMPUTE),
-        **{name: _sum(inputs, share) for name, share in shares.items()},
+        **{name: _summed(inputs, name, share) for name, share in shares.items()},
         "correction_weight": _sum(inputs, weights),
         "correction_fraction": _sum(inputs, outside),
     }
@@ -67,6 +75,8 @@ def policy_gradient(inputs: LossInputs, algorithm: AlgorithmSpec) -> tuple[torch
         kl = _penalty(inputs, ratio, algorithm)
         per_token = per_token + algorithm.kl_coefficient * kl
         sums["kl_reference"] = _sum(inputs, kl)
+    if learns_entropy(algorithm):
+        per_token = per_token - algorithm.entropy_coefficient * inputs.entropy
     return aggregated(per_token, inputs, algorithm), as_floats(sums)
 
 
@@ -87,6 +97,13 @@ def _bounded(
         "clip_fraction": ratio * inputs.advantages > clipped * inputs.advantages,
         "dual_clip_fraction": (inputs.advantages < 0) & (surrogate < floor),
     }
+
+
+def _own_terms(
+    inputs: LossInputs, old: torch.Tensor, own: TokenLoss
+) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    loss, numbers = own(replace(inputs, old_log_probs=old))
+    return -loss, numbers
 
 
 def _sequence_logs(inputs: LossInputs, old: torch.Tensor) -> torch.Tensor:
@@ -113,6 +130,11 @@ def _penalty(inputs: LossInputs, ratio: torch.Tensor, algorithm: AlgorithmSpec) 
 def penalizes_loss(algorithm: AlgorithmSpec) -> bool:
     """Whether the loss has a KL term."""
     return algorithm.kl_coefficient > 0 and algorithm.kl_place is KlPlace.LOSS
+
+
+def learns_entropy(algorithm: AlgorithmSpec) -> bool:
+    """Whether the loss has an entropy bonus, whose gradient the backend has to keep."""
+    return algorithm.entropy_coefficient > 0
 
 
 def aggregated(per_token: torch.Tensor, inputs: LossInputs, algorithm: AlgorithmSpec) -> torch.Tensor:
@@ -156,6 +178,12 @@ def _refuse_absent(inputs: LossInputs, algorithm: AlgorithmSpec) -> None:
 
 def _sum(inputs: LossInputs, per_token: torch.Tensor) -> torch.Tensor:
     return (per_token.detach().float() * inputs.mask).sum()
+
+
+def _summed(inputs: LossInputs, name: str, per_token: torch.Tensor) -> torch.Tensor:
+    if name.endswith(MAX_SUFFIX):
+        return torch.cat([per_token.float(), per_token.new_zeros(1).float()]).max()
+    return _sum(inputs, per_token)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-from polyrl_trainer.backend import TrainingBackend
+from polyrl_trainer.backend import LossInputs, TrainingBackend
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.model_factory import load_model
 from polyrl_trainer.losses import sft_loss
@@ -54,6 +54,8 @@ TOLERANCE: Final = 2e-4
 """Absolute, on weights and logprobs: float32 sums in another order, amplified by AdamW's division."""
 
 TEMPERATURE: Final = 0.7
+ENTROPY_BONUS: Final = 0.5
+"""Weight that makes a bonus a good part of the gradient."""
 WAIT_SECONDS: Final = 120.0
 
 
@@ -68,6 +70,7 @@ def assert_backend_conforms(create: CreateBackend, folder: Path, seed: int = 0) 
 
     _log_probs_are_those_of_the_plain_model(fresh(), samples)
     _steps_equal_plain_adamw(fresh(), samples)
+    _an_entropy_bonus_equals_the_plain_one(fresh(), samples)
     _a_split_mini_batch_gives_the_same_step(fresh, samples)
     _saved_and_loaded_continues_bit_for_bit(fresh, samples, folder)
     _an_export_is_a_snapshot(fresh(), samples)
@@ -140,10 +143,17 @@ class PlainLearner:
         taken = -torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
         return torch.cat([taken.new_zeros(1), taken]) * torch.from_numpy(sample.loss_mask)
 
-    def take_step(self, samples: Sequence[Sample], rate: float) -> float:
-        """One SFT step; its gradient norm before clipping."""
+    def entropy(self, sample: Sample) -> torch.Tensor:
+        """A scalar, summed over the learned tokens."""
+        logits = self._model(input_ids=torch.from_numpy(sample.tokens).unsqueeze(0)).logits[0, :-1] / TEMPERATURE
+        values: torch.Tensor = torch.distributions.Categorical(logits=logits).entropy()  # type: ignore[no-untyped-call]
+        return values @ torch.from_numpy(sample.loss_mask[1:])
+
+    def take_step(self, samples: Sequence[Sample], rate: float, bonus: float = 0.0) -> float:
+        """One SFT step with an entropy bonus of this weight; its gradient norm before clipping."""
         tokens = sum(float(sample.loss_mask.sum()) for sample in samples)
-        loss = -torch.stack([self.log_probs(sample).sum() for sample in samples]).sum() / tokens
+        gains = [self.log_probs(sample).sum() + bonus * self.entropy(sample) for sample in samples]
+        loss = -torch.stack(gains).sum() / tokens
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), OPTIMIZER.max_grad_norm))
@@ -173,6 +183,18 @@ def _steps_equal_plain_adamw(backend: TrainingBackend, samples: Sequence[Sample]
         wanted = plain.take_step(samples, OPTIMIZER.learning_rate * share)
         assert_allclose(norm, wanted, rtol=TOLERANCE, err_msg=f"gradient norm of step {step}")
         assert_weights_close(exported(backend), plain.weights(), f"weights after step {step}")
+
+
+def _an_entropy_bonus_equals_the_plain_one(backend: TrainingBackend, samples: Sequence[Sample]) -> None:
+    def loss(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, float]]:
+        return -(inputs.mask * (inputs.log_probs + ENTROPY_BONUS * inputs.entropy)).sum(), {}
+
+    learning = backend.forward_backward(samples, loss, TEMPERATURE, entropy_gradient=True)
+    norm = backend.optim_step(learning.result(WAIT_SECONDS)["tokens"]).result(WAIT_SECONDS).grad_norm
+    plain = PlainLearner()
+    wanted = plain.take_step(samples, OPTIMIZER.learning_rate / 3, ENTROPY_BONUS)
+    assert_allclose(norm, wanted, rtol=TOLERANCE, err_msg="gradient norm with an entropy bonus")
+    assert_weights_close(exported(backend), plain.weights(), "weights after a step with an entropy bonus")
 
 
 def _a_split_mini_batch_gives_the_same_step(fresh: Callable[[], TrainingBackend], samples: Sequence[Sample]) -> None:

@@ -147,12 +147,20 @@ class AlgorithmSpec(ManifestModel):
     """What a sample's reward is compared with. Default: by name."""
     aggregation: Annotated[Aggregation, BY_VALUE] | None = None
     """How tokens add up to a mini-batch's loss. Default: by name."""
+    loss_function: FunctionName | None = None
+    """`module:function(tokens) -> tensor`, your own in place of `policyLoss`: what each learned token adds to the loss.
+    Runs in the trainer's process."""
+    advantage_function: FunctionName | None = None
+    """`module:function(samples) -> list`, your own in place of `advantage`: a number for each sample of a group."""
     steps: Count = 0
     """RL steps; one step consumes `promptsPerStep` groups and publishes one weight version."""
     prompts_per_step: Annotated[int, Field(ge=1, le=1_048_576)] = 32
     """Groups trained per RL step."""
     mini_batch_prompts: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """Groups per optimizer step; must divide promptsPerStep; default: all of them, one optimizer step per RL step."""
+    update_epochs: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Passes over each RL step's samples; every pass draws mini-batches of its own by seed. Old logprobs are those of
+    the step's start in all of them: the engine's with `bypass`, the learner's with `recompute`; not for `reuse`."""
     min_micro_batch_samples: Positive = 16
     """Training starts as soon as this many samples of complete groups are scored, while the rest still generates."""
     clip_low: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -179,6 +187,9 @@ class AlgorithmSpec(ManifestModel):
     """Where the KL penalty stands."""
     kl_estimator: Annotated[KlEstimator, BY_VALUE] = KlEstimator.K3_RATIO
     """The KL penalty of a token, in the loss."""
+    entropy_coefficient: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Weight of the entropy bonus in the loss: above 0 it keeps the policy from becoming sure too soon, and its
+    gradient takes memory for one more copy of the logits."""
     over_sampling_factor: Annotated[float, Field(ge=1, le=8)] = 1.0
     """Submit this many times promptsPerStep groups and train on the first complete ones that pass the filter."""
     group_filter: Annotated[GroupFilter, BY_VALUE] = GroupFilter.NONE

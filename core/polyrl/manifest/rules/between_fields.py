@@ -185,15 +185,39 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         " != 'reinforce++' || self.recipe.algorithm.oldLogProbs == 'recompute'",
     ),
     Rule(
+        "own-loss-alone",
+        "recipe.algorithm.lossFunction",
+        message="stands in place of policyLoss; leave one of the two out",
+        holds=lambda s: s.recipe.algorithm.loss_function is None or s.recipe.algorithm.policy_loss is None,
+        cel="!has(self.recipe.algorithm.lossFunction) || !has(self.recipe.algorithm.policyLoss)",
+    ),
+    Rule(
+        "own-advantage-alone",
+        "recipe.algorithm.advantageFunction",
+        message="stands in place of advantage; leave one of the two out, and take another name than reinforce++, whose"
+        " advantage is not of a group",
+        holds=lambda s: (
+            s.recipe.algorithm.advantage_function is None
+            or (s.recipe.algorithm.advantage is None and s.recipe.algorithm.name != "reinforce++")
+        ),
+        cel="!has(self.recipe.algorithm.advantageFunction)"
+        " || (!has(self.recipe.algorithm.advantage) && self.recipe.algorithm.name != 'reinforce++')",
+    ),
+    Rule(
         "reused-once",
         "recipe.algorithm.oldLogProbs",
-        message="reuse takes one optimizer step per RL step; leave miniBatchPrompts out, or take recompute",
+        message="reuse takes one optimizer step per RL step, since its ratio is always 1; leave miniBatchPrompts and"
+        " updateEpochs out, or take recompute",
         holds=lambda s: (
             s.recipe.algorithm.old_log_probs is not OldLogProbs.REUSE
-            or s.recipe.algorithm.mini_batch_prompts in (None, s.recipe.algorithm.prompts_per_step)
+            or (
+                s.recipe.algorithm.update_epochs == 1
+                and s.recipe.algorithm.mini_batch_prompts in (None, s.recipe.algorithm.prompts_per_step)
+            )
         ),
-        cel="self.recipe.algorithm.oldLogProbs != 'reuse' || !has(self.recipe.algorithm.miniBatchPrompts)"
-        " || self.recipe.algorithm.miniBatchPrompts == self.recipe.algorithm.promptsPerStep",
+        cel="self.recipe.algorithm.oldLogProbs != 'reuse' || (self.recipe.algorithm.updateEpochs == 1"
+        " && (!has(self.recipe.algorithm.miniBatchPrompts)"
+        " || self.recipe.algorithm.miniBatchPrompts == self.recipe.algorithm.promptsPerStep))",
     ),
     Rule(
         "corrected-once",

@@ -31,6 +31,8 @@ TEXTS = {
     "trackingUri": ["http://mlflow:5000"],
     "function": ["reward:score", "pkg.reward:score"],
     "filterFunction": ["filters:keep"],
+    "lossFunction": ["losses:sapo"],
+    "advantageFunction": ["losses:best"],
     "classPath": ["tools:Calculator"],
     "currency": ["USD", "EUR"],
     "url": ["https://manager:5000"],

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 
+from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.sample import sample_id
-from polyrl_trainer.loops.mini_batches import draw_mini_batches
+from polyrl_trainer.loops.mini_batches import draw_mini_batches, updates_per_step
 from polyrl_trainer.sample import Sample
 
 SAMPLES = [
@@ -28,6 +30,19 @@ def test_they_hold_whole_groups_and_do_not_depend_on_the_order_of_completion() -
     assert sorted(one for mini_batch in ids(drawn) for one in mini_batch) == sorted(sample.id for sample in SAMPLES)
     shuffled = random.Random(1).sample(SAMPLES, len(SAMPLES))
     assert ids(draw_mini_batches(shuffled, 4, (0, 3))) == ids(drawn)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ({}, 1),
+        ({"mini_batch_prompts": 8}, 4),
+        ({"update_epochs": 3}, 3),
+        ({"mini_batch_prompts": 8, "update_epochs": 3}, 12),
+    ],
+)
+def test_optimizer_steps_of_one_rl_step(algorithm: dict[str, int], expected: int) -> None:
+    assert updates_per_step(AlgorithmSpec(prompts_per_step=32, **algorithm)) == expected
 
 
 def test_steps_and_seeds_draw_others() -> None:

@@ -279,6 +279,26 @@ def test_shares_and_both_divergences_by_hand() -> None:
     assert sums["moved_k1"] / 5 == pytest.approx(-0.24)
 
 
+@pytest.mark.parametrize(
+    ("aggregation", "mean_entropy"),
+    [("tokenMean", 0.54), ("sequenceMean", 0.575), ("sequenceSum", 1.35), ("constant", 0.3375)],
+)
+def test_an_entropy_bonus_by_hand(aggregation: str, mean_entropy: float) -> None:
+    # H 1, .5 and .2, .4, .6: they add up as the policy loss does, and pull with the same weights.
+    given_inputs = inputs(**WORKED, entropy=[1.0, 0.5, 0.2, 0.4, 0.6])
+    given_inputs.entropy.requires_grad_()
+    spec, plain = (
+        AlgorithmSpec(aggregation=aggregation, entropy_coefficient=coefficient, **RECOMPUTED)
+        for coefficient in (0.1, 0.0)
+    )
+    divisor = normalizer(spec, samples=2, tokens=5, max_new_tokens=4)
+    with_bonus, without = (grpo(given_inputs, one)[0] / divisor for one in (spec, plain))
+    assert (without - with_bonus).item() == pytest.approx(0.1 * mean_entropy, abs=1e-6)
+    (pull,) = torch.autograd.grad(with_bonus, given_inputs.entropy)
+    assert (pull @ given_inputs.entropy).item() == pytest.approx(-0.1 * mean_entropy, abs=1e-6)
+    assert not torch.autograd.grad(without, given_inputs.entropy, allow_unused=True)[0]
+
+
 def test_one_token_that_became_likely_does_not_outweigh_all_others() -> None:
     # 12 nats up with A < 0: e^12 = 162,755 without a bound, 3 with; and beyond the bound it has no gradient.
     given_inputs = inputs([0, 1], log_probs=[0.0, 0.0], rollout_log_probs=[-12.0, 0.0], advantages=[-1.0, -1.0])
