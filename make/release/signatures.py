@@ -102,9 +102,8 @@ def _listed(sums: str) -> Iterator[tuple[str, str]]:
     for line in sums.splitlines():
         match = LINE.fullmatch(line)
         if match is None or match[2] in names:
-            raise NotVerified(
-                f"{SUMS}: a line is not a SHA-256, two spaces and a file's name, each name once: {line!r}"
-            )
+            shown = line[:SHOWN_CHARACTERS]
+            raise NotVerified(f"{SUMS}: a line is not a SHA-256, two spaces and a file's name, each once: {shown!r}")
         names.add(match[2])
         yield match[2], match[1]
 
