@@ -19,7 +19,10 @@ from polyrl.manifest.recipe import HUB_ID, Mode, ModelSpec, RecipeSpec
 ORIGIN: Final = "polyrl.json"
 CARD: Final = "README.md"
 
-MOMENTS: Final = {"base": "before", "afterSft": "after SFT", "afterRl": "after RL"}
+MOMENTS: Final = {"base": "before", "afterSft": "after SFT", "afterDpo": "after DPO", "afterRl": "after RL"}
+
+REWARD_MODEL: Final = "reward-model"
+"""Stage whose models give a number instead of writing."""
 
 COUNTS: Final = ("scored", "unscored")
 """Numbers of an evaluation that say nothing of the model."""
@@ -46,7 +49,7 @@ class ModelOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     reward: float | None = None
     """Mean of the newest RL step."""
     evaluations: dict[str, dict[str, float]] = {}
-    """Named numbers by moment: base, afterSft, afterRl."""
+    """Named numbers by moment: base, afterSft, afterDpo, afterRl."""
     polyrl_version: str = ""
 
 
@@ -83,7 +86,19 @@ def _stages(recipe: RecipeSpec) -> Iterator[str]:
     sft, rl = recipe.sft, recipe.algorithm
     if recipe.mode in (Mode.SFT, Mode.SFT_RL):
         yield f"SFT: {sft.steps} steps of {sft.batch_size} sequences, learning rate {sft.optimizer.learning_rate:g}"
-    if recipe.mode is not Mode.SFT:
+    if recipe.mode is Mode.DPO:
+        dpo = recipe.dpo
+        yield (
+            f"DPO ({dpo.loss.value}, beta {dpo.beta:g}): {dpo.steps} steps of {dpo.batch_size} pairs, learning rate"
+            f" {dpo.optimizer.learning_rate:g}"
+        )
+    if recipe.mode is Mode.REWARD_MODEL:
+        model = recipe.reward_model
+        yield (
+            f"Reward model: {model.steps} steps of {model.batch_size} pairs, learning rate"
+            f" {model.optimizer.learning_rate:g}"
+        )
+    if recipe.mode in (Mode.RL, Mode.SFT_RL, Mode.OFFLINE_RL):
         where = " on finished samples" if recipe.mode is Mode.OFFLINE_RL else ""
         yield (
             f"{rl.name.upper()}{where}: {rl.steps} steps of {rl.prompts_per_step} prompts,"
@@ -94,7 +109,7 @@ def _stages(recipe: RecipeSpec) -> Iterator[str]:
 def _front_matter(origin: ModelOrigin) -> Iterator[str]:
     yield "---"
     yield "library_name: transformers"
-    yield "pipeline_tag: text-generation"
+    yield f"pipeline_tag: {'text-classification' if origin.stage == REWARD_MODEL else 'text-generation'}"
     if HUB_ID.fullmatch(origin.base_model):
         yield f"base_model: {origin.base_model}"
     yield "tags: [polyrl, reinforcement-learning]"
@@ -118,7 +133,8 @@ def _body(origin: ModelOrigin) -> Iterator[str]:
         yield "Prompts are conversations: take them through the tokenizer's chat template (`apply_chat_template`)."
     else:
         yield "Prompts are plain text, without a chat template."
-    yield from ("", "```python", *_example(origin), "```")
+    example = _scoring_example(origin) if origin.stage == REWARD_MODEL else _example(origin)
+    yield from ("", "```python", *example, "```")
 
 
 def _rows(origin: ModelOrigin) -> Iterator[tuple[str, str]]:
@@ -154,6 +170,20 @@ def _example(origin: ModelOrigin) -> Iterator[str]:
         yield 'inputs = tokenizer("...", return_tensors="pt")'
     yield f"output = model.generate(**inputs, max_new_tokens={origin.max_new_tokens}, do_sample=False)"
     yield 'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))'
+
+
+def _scoring_example(origin: ModelOrigin) -> Iterator[str]:
+    yield "from transformers import AutoModelForSequenceClassification, AutoTokenizer"
+    yield ""
+    yield 'folder = "."  # where this file lies'
+    yield "tokenizer = AutoTokenizer.from_pretrained(folder)"
+    yield "model = AutoModelForSequenceClassification.from_pretrained(folder)"
+    if origin.chat:
+        yield 'messages = [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
+        yield 'inputs = tokenizer.apply_chat_template(messages, return_dict=True, return_tensors="pt")'
+    else:
+        yield 'inputs = tokenizer("prompt" + "answer" + tokenizer.eos_token, return_tensors="pt")'
+    yield "print(model(**inputs).logits[0, 0].item())  # the higher, the better"
 
 
 def _cell(text: str) -> str:

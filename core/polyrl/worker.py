@@ -163,7 +163,8 @@ class Workers:
 
 
 def wants_engines(spec: JobSpec) -> bool:
-    """True when something is sampled: RL always does; the other modes do to evaluate, if they can score."""
+    """True when something is sampled: RL always does; the other modes do to evaluate, if they can score; a reward model
+    writes nothing (a rule keeps its `data.eval` empty)."""
     return samples_to_train(spec) or bool(spec.recipe.data.eval and spec.recipe.reward)
 
 

@@ -65,6 +65,8 @@ STAGE_OF_MODE: Final = {
     Mode.SFT_RL: TrainingStage.SFT,
     Mode.RL: TrainingStage.RL,
     Mode.OFFLINE_RL: TrainingStage.OFFLINE_RL,
+    Mode.DPO: TrainingStage.DPO,
+    Mode.REWARD_MODEL: TrainingStage.REWARD_MODEL,
 }
 
 

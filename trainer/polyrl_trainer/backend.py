@@ -95,10 +95,17 @@ class TrainingBackend(Protocol):
     """
 
     def forward_backward(
-        self, batch: Sequence[Sample], loss: Loss, temperature: float = 1.0, *, entropy_gradient: bool = False
+        self,
+        batch: Sequence[Sample],
+        loss: Loss,
+        temperature: float = 1.0,
+        *,
+        entropy_gradient: bool = False,
+        together: int = 1,
     ) -> TrainFuture[dict[str, float]]:
         """Adds the gradient of `loss` over `batch`; resolves to the loss's named sums plus `loss`, `tokens` (learned),
         `positions` (computed), `padded_positions` (computed but unused) and their ratio `padding_fraction`.
+        So many consecutive samples reach the loss `together`, in one pass and next to each other: 2 for pairs.
 
         `temperature` is the one that the samples were drawn at (SamplingParams: 0 is greedy and scores at 1), so that
         the learner's logprobs and the engines' are those of the same distribution. SFT leaves it at 1.

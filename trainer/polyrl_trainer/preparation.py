@@ -16,6 +16,7 @@ from polyrl_trainer.data import examples
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows, rows_digest
 from polyrl_trainer.data.hub import model_folder
+from polyrl_trainer.data.preferences import AnswerPair, pairs_are_chats, prepare_pairs, prepare_scored_pairs
 from polyrl_trainer.data.rows import DataRow, read_rows
 from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
 from polyrl_trainer.sample import Sample
@@ -41,6 +42,7 @@ class Prepared:
     conversations: DataBuffer[Sample] | None
     prompts: DataBuffer[examples.Prompt] | None
     finished: DataBuffer[examples.FinishedGroup] | None
+    pairs: DataBuffer[AnswerPair] | None
     evaluation: Sequence[EvaluationPrompts]
     """`data.eval` first; empty where that is."""
     chat: bool
@@ -77,8 +79,8 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
         return DataBuffer(sources, weights, seed=recipe.seed, shuffle=recipe.data.shuffle, contents=contents)
 
     # Of the stage that has the last word; its first row speaks for all.
-    newest = (recipe.data.sft if recipe.mode is Mode.SFT else recipe.data.rl)[0]
-    conversations, to_generate, finished = None, None, None
+    newest = _newest_data(recipe)[0]
+    conversations, to_generate, finished, pairs = None, None, None, None
     evaluation = []
     for one in evaluated_rows(recipe.data, recipe.evaluation):
         answer = one.sampling.max_new_tokens or recipe.sampling.max_new_tokens
@@ -94,15 +96,29 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
         finished = buffer(
             recipe.data.rl, lambda one: examples.prepare_finished_groups(answered(one), tokenizer, context)
         )
+    if recipe.mode in (Mode.DPO, Mode.REWARD_MODEL):
+        make = prepare_pairs if recipe.mode is Mode.DPO else prepare_scored_pairs
+        pairs = buffer(recipe.data.preferences, lambda one: make(rows(one.path), one, tokenizer, context))
     return Prepared(
         tokenizer=tokenizer,
         conversations=conversations,
         prompts=to_generate,
         finished=finished,
+        pairs=pairs,
         evaluation=evaluation,
-        chat=is_chat(rows(newest.path)[0], newest),
+        chat=(is_chat if pairs is None else pairs_are_chats)(rows(newest.path)[0], newest),
         system_prompt=newest.system_prompt,
     )
+
+
+def _newest_data(recipe: RecipeSpec) -> list[DatasetSpec]:
+    match recipe.mode:
+        case Mode.SFT:
+            return recipe.data.sft
+        case Mode.DPO | Mode.REWARD_MODEL:
+            return recipe.data.preferences
+        case _:
+            return recipe.data.rl
 
 
 def tokenizer_of(recipe: RecipeSpec, manifest_dir: Path) -> Tokenizer:

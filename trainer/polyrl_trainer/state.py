@@ -18,13 +18,17 @@ class TrainingStage(StrEnum):
     """Reinforcement learning on samples that engines generate."""
     OFFLINE_RL = "offline-rl"
     """Reinforcement learning on a file of scored samples."""
+    DPO = "dpo"
+    """Direct preference optimization on pairs of answers."""
+    REWARD_MODEL = "reward-model"
+    """A model of rewards, from pairs of answers."""
 
 
 class Results(msgspec.Struct):
     """What the run has achieved so far; becomes trainer-result.json."""
 
     evaluations: dict[str, dict[str, float]] = {}
-    """Named numbers of those before, between and after the stages, by moment: base, afterSft, afterRl."""
+    """Named numbers of those before, between and after the stages, by moment: base, afterSft, afterDpo, afterRl."""
     steps: dict[str, int] = {}
     """Whole steps by stage."""
     optimizer_steps: int = 0

@@ -54,7 +54,9 @@ def named_files(recipe: RecipeSpec) -> Iterator[NamedPath]:
     """Data files, and the folders of model and tokenizer."""
     model = recipe.model
     evaluated = [(rows.field, rows.data) for rows in evaluated_rows(recipe.data, recipe.evaluation)]
-    for place, rows in ((("data", "sft"), recipe.data.sft), (("data", "rl"), recipe.data.rl), *evaluated):
+    data = recipe.data
+    learned = ((("data", "sft"), data.sft), (("data", "rl"), data.rl), (("data", "preferences"), data.preferences))
+    for place, rows in (*learned, *evaluated):
         for index, row in enumerate(rows):
             yield NamedPath((*_RECIPE, *place, index, "path"), row.path, check=_data)
     if model.path is not None:

@@ -23,7 +23,10 @@ from polyrl_cli.report.progress import BESIDE_BAR, EXACT_MATCH, SPARK_WIDTH, WID
 from polyrl_cli.report.summary import Summary
 
 OUTCOME_STYLES: Final = {"succeeded": "green", "interrupted": "yellow", "failed": "red"}
-STAGES: Final = {"start": "start", "sft": "SFT", "rl": "RL", "offline-rl": "offline RL", "rest": "evaluation and rest"}
+STAGES: Final = {
+    **{"start": "start", "sft": "SFT", "rl": "RL", "offline-rl": "offline RL", "dpo": "DPO"},
+    **{"reward-model": "reward model", "rest": "evaluation and rest"},
+}
 FILES: Final = (
     *("summary.json", "run.png", "samples.jsonl", "metrics.jsonl", "fleet.jsonl", "checkpoints", "tensorboard"),
     *("logs", "logs/prints.log"),

@@ -236,7 +236,9 @@ def sparkline(values: Sequence[float]) -> str:
 
 def _totals(spec: JobSpec) -> dict[str, int]:
     """Steps of each stage that the mode runs; the stages of a mode stand in its name."""
-    steps = {"sft": spec.recipe.sft.steps, "rl": spec.recipe.algorithm.steps}
+    recipe = spec.recipe
+    steps = {"sft": recipe.sft.steps, "rl": recipe.algorithm.steps, "dpo": recipe.dpo.steps}
+    steps["reward-model"] = recipe.reward_model.steps
     if spec.recipe.mode is Mode.OFFLINE_RL:
         return {"offline-rl": steps["rl"]}
     return {stage: steps[stage] for stage in spec.recipe.mode.value.split("+")}

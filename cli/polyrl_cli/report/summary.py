@@ -13,6 +13,7 @@ from polyrl.history.cost import RunCost
 from polyrl.history.losses import RolloutLoss
 from polyrl.history.results import Course, EvaluationPoint
 from polyrl.history.rows import MetricsRow
+from polyrl.history.steps import TRAINING_PHASES
 from polyrl.status import ManagerStatus, SampleCounts, TokenCounts
 
 STEP_PARTS: Final = {
@@ -120,7 +121,7 @@ def seconds_by_stage(reports: Sequence[MetricsRow], began: float, wall_seconds: 
     if not reports:
         return {"start": round(wall_seconds, 3)}
     took = {"start": max(0.0, reports[0].time - began - reports[0].values.get("timing_s/step", 0.0))}
-    for stage in ("sft", "rl", "offline-rl"):
+    for stage in TRAINING_PHASES:
         took[stage] = sum(report.values.get("timing_s/step", 0.0) for report in reports if report.phase == stage)
     took["rest"] = max(0.0, wall_seconds - sum(took.values()))
     return {stage: round(seconds, 3) for stage, seconds in took.items() if seconds > 0}

@@ -16,7 +16,7 @@ class MetricsRow(msgspec.Struct, frozen=True):
     time: float
     """Unix seconds."""
     phase: str
-    """sft, rl, offline-rl or eval."""
+    """sft, rl, offline-rl, dpo, reward-model or eval."""
     step: int
     values: dict[str, float]
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from polyrl.history.rows import LARGEST, MetricsRow
 
-TRAINING_PHASES: Final = ("sft", "rl", "offline-rl")
+TRAINING_PHASES: Final = ("sft", "rl", "offline-rl", "dpo", "reward-model")
 """Phases of metrics.jsonl that train."""
 
 
@@ -22,7 +22,8 @@ def wanted_steps(job: Mapping[str, Any]) -> dict[str, int]:
     mode, rl = str(recipe.get("mode", "")), _whole_in(object_in(recipe, "algorithm"), "steps")
     if mode == "offline-rl":
         return {"offline-rl": rl}
-    steps = {"sft": _whole_in(object_in(recipe, "sft"), "steps"), "rl": rl}
+    sections = {"sft": "sft", "dpo": "dpo", "reward-model": "rewardModel"}
+    steps = {"rl": rl, **{stage: _whole_in(object_in(recipe, name), "steps") for stage, name in sections.items()}}
     return {stage: steps[stage] for stage in mode.split("+") if stage in steps}
 
 

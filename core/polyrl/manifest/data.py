@@ -19,7 +19,8 @@ class DatasetSpec(ManifestModel):
 
     path: PathText
     """JSONL (.jsonl, .jsonl.gz) or parquet, relative to the manifest. SFT rows: `prompt`, `response` or `messages`; RL
-    rows: `prompt` or `messages`, and any further fields, which reach the reward function as `sample.metadata`."""
+    rows: `prompt` or `messages`, and any further fields, which reach the reward function as `sample.metadata`. Pairs:
+    `chosen` and `rejected` beside either, or whole conversations in both."""
     weight: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
     """Share of draws, relative to the other files' weights."""
     prompt_field: FieldName | None = None
@@ -39,6 +40,8 @@ class DataSpec(ManifestModel):
     """Prompts with responses, for `sft` and the first stage of `sft+rl`."""
     rl: list[DatasetSpec] = Field(default=[], max_length=64)
     """Prompts for `rl`; finished samples for `offline-rl`."""
+    preferences: list[DatasetSpec] = Field(default=[], max_length=64)
+    """Pairs of answers, one of which was preferred, for `dpo` and `reward-model`."""
     eval: list[DatasetSpec] = Field(default=[], max_length=64)
     """Prompts for evaluation, scored by the same reward function."""
     max_long_prompts: Annotated[float, Field(ge=0, le=1)] = 0.05

@@ -21,6 +21,7 @@ from polyrl.manifest.base import (
 from polyrl.manifest.data import DataSpec, EvaluationSpec
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.parts.optimizer import OptimizerSpec
+from polyrl.manifest.parts.preferences import DpoSpec, RewardModelSpec
 from polyrl.manifest.parts.user_code import CodeSpec, EnvironmentSpec, EnvironmentVariable, RewardSpec
 
 MODEL_CONFIG_SCHEMA: Final = {
@@ -52,6 +53,10 @@ class Mode(StrEnum):
     """Supervised fine-tuning, then reinforcement learning from its result."""
     OFFLINE_RL = "offline-rl"
     """RL on a file of finished, scored samples; no engine runs."""
+    DPO = "dpo"
+    """Direct preference optimization on pairs of answers; engines run to evaluate only."""
+    REWARD_MODEL = "reward-model"
+    """A model of rewards from pairs of answers; no engine runs."""
 
 
 class TokenizerSpec(ManifestModel):
@@ -195,8 +200,8 @@ class RecipeSpec(ManifestModel):
     """What is learned."""
 
     mode: Annotated[Mode, BY_VALUE] = Mode.RL
-    """Which stages run: supervised, reinforcement, both in this order, or reinforcement on a file of finished
-    samples."""
+    """Which stages run: supervised, reinforcement, both in this order, reinforcement on a file of finished samples, or
+    learning from pairs of answers, by the policy or by a reward model."""
     seed: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
     """Seeds model weights, data order and sampling; printed by every run."""
     code: CodeSpec = CodeSpec()
@@ -212,6 +217,10 @@ class RecipeSpec(ManifestModel):
     """Rows for each stage."""
     sft: SftSpec = SftSpec()
     """The supervised stage."""
+    dpo: DpoSpec = DpoSpec()
+    """The stage of mode `dpo`."""
+    reward_model: RewardModelSpec = RewardModelSpec()
+    """The stage of mode `reward-model`."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
     """The RL stage."""
     sampling: SamplingSpec = SamplingSpec()

@@ -20,7 +20,7 @@ from polyrl.sample import Pool, Purpose
 from polyrl.sample_record import SampleRecord
 from polyrl.status import SampleCounts, TokenCounts
 
-LEARNING: Final = ("rl", "offline-rl", "sft")
+LEARNING: Final = ("rl", "offline-rl", "dpo", "reward-model", "sft")
 """Stages of steps, the one to show first."""
 ANATOMY: Final = {
     "timing_s/train": "train",

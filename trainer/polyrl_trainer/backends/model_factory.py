@@ -88,7 +88,7 @@ def _from_config(
 ) -> PreTrainedModel:
     config = model_config(fields, special_tokens, vocabulary)
     if head == "value":
-        config.num_labels = 1
+        config.update({"num_labels": 1})
     # The generator of the process is left as it was: model weights must not shift data order, or the reverse.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -69,15 +69,21 @@ _Row = tuple[int, tuple[int, ...]]
 """Tokens in it, and the sequences, by index."""
 
 
-def plan_passes(lengths: Sequence[int], policy: PackingPolicy) -> list[Pass]:
-    """Puts every sequence into exactly one row of one pass; deterministic.
+def plan_passes(lengths: Sequence[int], policy: PackingPolicy, together: int = 1) -> list[Pass]:
+    """Puts every sequence into exactly one row of one pass; deterministic. So many consecutive sequences stay together,
+    next to each other in one row: 2 for pairs.
 
-    Each pass has at most `MAX_PADDING` of padding, and at most `policy.max_tokens` positions unless it is one sequence.
-    Raises ValueError when a length is not positive.
+    Each pass has at most `MAX_PADDING` of padding, and at most `policy.max_tokens` positions unless it is one row.
+    Raises ValueError when a length is not positive, or the last ones are fewer.
     """
     if any(length < 1 for length in lengths):
         raise ValueError("a sequence must have at least one token")
-    rows = sorted(_fill_rows(lengths, policy.row_tokens), key=lambda row: -row[0])
+    if len(lengths) % together:
+        raise ValueError(f"{len(lengths)} sequences cannot be taken {together} at a time")
+    units = [range(first, first + together) for first in range(0, len(lengths), together)]
+    sizes = [sum(lengths[index] for index in unit) for unit in units]
+    filled = sorted(_fill_rows(sizes, policy.row_tokens), key=lambda row: -row[0])
+    rows = [(tokens, tuple(index for number in numbers for index in units[number])) for tokens, numbers in filled]
     return [Pass(tuple(indices for _, indices in group), width=group[0][0]) for group in _group_rows(rows, policy)]
 
 

@@ -138,11 +138,12 @@ class Policy:
     max_logits_bytes: int
     head: Head = "tokens"
 
-    def passes(self, samples: Sequence[Sample]) -> Iterator[PackedBatch]:
-        """Every sample in exactly one pass. Raises ValueError for no samples, no tokens, or a learned first token."""
+    def passes(self, samples: Sequence[Sample], together: int = 1) -> Iterator[PackedBatch]:
+        """Every sample in exactly one pass, so many consecutive ones in the same. Raises ValueError for no samples, no
+        tokens, or a learned first token."""
         if not samples:
             raise ValueError("a batch needs at least one sample")
-        for one in plan_passes([sample.length for sample in samples], self.packing):
+        for one in plan_passes([sample.length for sample in samples], self.packing, together):
             yield pack_pass(samples, one, self.device)
 
     def score(

@@ -60,10 +60,16 @@ class TorchBackend(TrainingBackend):
         self._background = Background("learner", engine.threads, engine.wait_seconds)
 
     def forward_backward(
-        self, batch: Sequence[Sample], loss: Loss, temperature: float = 1.0, *, entropy_gradient: bool = False
+        self,
+        batch: Sequence[Sample],
+        loss: Loss,
+        temperature: float = 1.0,
+        *,
+        entropy_gradient: bool = False,
+        together: int = 1,
     ) -> TrainFuture[dict[str, float]]:
         """After an error in here, `optim_step` refuses until `load`: the gradient has a hole."""
-        return self._background.submit(self._forward_backward, batch, loss, temperature, entropy_gradient)
+        return self._background.submit(self._forward_backward, batch, loss, temperature, entropy_gradient, together)
 
     def log_probs(
         self, batch: Sequence[Sample], temperature: float = 1.0
@@ -104,12 +110,12 @@ class TorchBackend(TrainingBackend):
     # --- below: on the background thread only -------------------------------------------------------------------------
 
     def _forward_backward(
-        self, batch: Sequence[Sample], loss: Loss, temperature: float, entropy_gradient: bool
+        self, batch: Sequence[Sample], loss: Loss, temperature: float, entropy_gradient: bool, together: int
     ) -> dict[str, float]:
         total: dict[str, float] = {}
         self._has_gradient = True
         try:
-            for packed in self._policy.passes(batch):
+            for packed in self._policy.passes(batch, together):
                 total = merge(total, self._one_pass(packed, loss, temperature, entropy_gradient))
         except BaseException as error:
             self._broken = f"a forward-backward pass of its mini-batch failed ({type(error).__name__}: {error})"

@@ -16,6 +16,7 @@ from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessag
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.columns import answered_rows, prompt_rows
 from polyrl_trainer.data.hub import cached_folder
+from polyrl_trainer.data.preferences import prepare_scored_pairs
 from polyrl_trainer.data.rows import DataRow, rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.preparation import tokenizer_of
@@ -80,6 +81,11 @@ def _stages(
     def finished(rows: list[DataRow], dataset: DatasetSpec) -> Any:
         return examples.prepare_finished_groups(answered_rows(rows, dataset), tokenizer, context)
 
+    def pairs(rows: list[DataRow], dataset: DatasetSpec) -> Any:
+        return prepare_scored_pairs(rows, dataset, tokenizer, context)  # which reads all that either mode does
+
+    if mode in (Mode.DPO, Mode.REWARD_MODEL):
+        yield ("data", "preferences"), data.preferences, pairs
     if mode in (Mode.SFT, Mode.SFT_RL):
         yield ("data", "sft"), data.sft, conversations
     if mode in (Mode.RL, Mode.SFT_RL):

@@ -6,6 +6,7 @@
     hub               a model that is no folder here, from a Hub
     columns           rows of any data set as those that are read here
     examples          rows to prompts, conversations and groups of finished samples
+    preferences       rows to pairs of answers
     buffer            `DataBuffer`: an endless weighted stream whose place fits in a checkpoint
     model_files       what a run's tokenizer and recipe leave beside each checkpoint's weights
 

@@ -34,16 +34,18 @@ async def run_sft_training(
         state.results.count_optimizer_step(taken=not result.not_finite)
         state.results.train_seconds += time.monotonic() - started
         state.finish_step(data.state(), sums)
-        await session.report(state.step, _metrics(sums, result, data.epochs, time.monotonic() - started))
+        values = step_values(sums, result, data.epochs, time.monotonic() - started)
+        await session.report(state.step, {"sft/loss": sums["loss"] / sums["tokens"], **values})
         await session.end_step(backend, sft.steps)
         await after_step()
     return state.step >= sft.steps
 
 
-def _metrics(sums: dict[str, float], result: StepResult, epochs: float, seconds: float) -> dict[str, float]:
+def step_values(sums: dict[str, float], result: StepResult, epochs: float, seconds: float) -> dict[str, float]:
+    """What is said of every step on rows of a file; `sums` are the backend's."""
+    entropy = {"actor/entropy": sums["entropy"] / sums["tokens"]} if "entropy" in sums else {}
     return {
-        "sft/loss": sums["loss"] / sums["tokens"],
-        "actor/entropy": sums["entropy"] / sums["tokens"],
+        **entropy,
         "actor/grad_norm": result.grad_norm,
         "actor/lr": result.learning_rate,
         "actor/skipped_steps": float(bool(result.not_finite)),

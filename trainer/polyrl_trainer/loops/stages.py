@@ -1,4 +1,4 @@
-"""The stages of a run in order, and the evaluations between them: sft, rl, sft+rl, offline-rl.
+"""The stages of a run in order, and the evaluations between them: sft, rl, sft+rl, offline-rl, dpo, reward-model.
 
     evaluate base ─> SFT ─> checkpoint ─> evaluate afterSft ─> RL, from that checkpoint ─> evaluate afterRl
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from polyrl_trainer.checkpoints import MODEL
 from polyrl_trainer.loops.evaluation import PREFIX
 from polyrl_trainer.loops.mini_batches import updates_per_step
 from polyrl_trainer.loops.offline_loop import run_offline_training
+from polyrl_trainer.loops.preference_loop import PreferenceStage, run_preference_training
 from polyrl_trainer.loops.rl_loop import RlParts, RolloutSide, run_rl_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
 from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
@@ -56,6 +57,8 @@ class Stages:
     async def run(self, side: RolloutSide | None) -> bool:
         """True when all stages are done, False when the run was asked to stop."""
         mode = self.recipe.mode
+        if mode in (Mode.DPO, Mode.REWARD_MODEL):
+            return await self._preferences(side)
         if mode in (Mode.SFT, Mode.SFT_RL) and not await self._sft(side):
             return False
         return mode is Mode.SFT or await self._rl(side)
@@ -84,6 +87,23 @@ class Stages:
         return await run_sft_training(
             backend, self.prepared.conversations, self.recipe.sft, session=self.session, after_step=after_step
         )
+
+    async def _preferences(self, side: RolloutSide | None) -> bool:
+        assert self.prepared.pairs is not None, "learning from pairs has its data"
+        stage, start = PreferenceStage.of(self.recipe), model_source(self.recipe, self.manifest_dir)
+        self.session.enter(stage.stage)
+        with ExitStack() as stack:
+            backend = stack.enter_context(closing(self._backend(start, stage.optimizer, stage.steps)))
+            reference = None
+            if self.recipe.mode is Mode.DPO:
+                reference = stack.enter_context(closing(ReferencePolicy(self._model(start), self.engine)))
+            await self._evaluate("base", side, backend)
+            if not await run_preference_training(
+                backend, self.prepared.pairs, stage, session=self.session, reference=reference
+            ):
+                return False
+            await self._evaluate("afterDpo", side, backend)
+        return not self.session.stop.is_set()
 
     async def _rl(self, side: RolloutSide | None) -> bool:
         start = self._rl_start()
@@ -181,4 +201,5 @@ class Stages:
             dtype=self.recipe.model.dtype,
             special_tokens=special,
             vocabulary=tokenizer.vocabulary,
+            head="value" if self.recipe.mode is Mode.REWARD_MODEL else "tokens",
         )

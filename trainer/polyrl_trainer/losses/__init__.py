@@ -5,6 +5,7 @@
     policy_gradient  the loss of every policy gradient; `correction` weighs its tokens for what engines drew otherwise
     sft              the supervised loss, and how named sums add up
     own              the user's own loss and advantage in place of named ones
+    preferences      the losses of pairs of answers: DPO, reward model
     by_engine        the same sums by the engine that drew the tokens
 
 Each formula stands in its function's docstring with its source. A new algorithm is a name in `AlgorithmSpec` and a row

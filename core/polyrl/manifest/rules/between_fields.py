@@ -13,6 +13,7 @@ from polyrl.manifest.parts.algorithm import Correction, GroupFilter, OldLogProbs
 from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rollout import CapacityPolicy, EngineType
 from polyrl.manifest.rules.evaluation import EVALUATION_RULES
+from polyrl.manifest.rules.preferences import PREFERENCE_RULES
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples
 from polyrl.manifest.scaling import Objective
 from polyrl.manifest.spec import JobSpec, TrainerBackend
@@ -24,7 +25,7 @@ _SECRET: Final = "(_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$"
 """Ends of the names of variables whose values no file and no log should hold."""
 
 _SUPERVISES: Final = "self.recipe.mode in ['sft', 'sft+rl']"
-_REINFORCES: Final = "self.recipe.mode != 'sft'"
+_REINFORCES: Final = "self.recipe.mode in ['rl', 'sft+rl', 'offline-rl']"
 _CHARACTERS: Final = "self.recipe.model.tokenizer.type == 'characters'"
 _ALPHABET: Final = "self.recipe.model.tokenizer.alphabet"
 
@@ -34,7 +35,7 @@ def _supervises(spec: JobSpec) -> bool:
 
 
 def _reinforces(spec: JobSpec) -> bool:
-    return spec.recipe.mode is not Mode.SFT
+    return spec.recipe.mode in (Mode.RL, Mode.SFT_RL, Mode.OFFLINE_RL)
 
 
 def _one_source(role: str) -> Rule:
@@ -439,7 +440,7 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
     ),
 )
 
-RULES: Final = RECIPE_RULES + EVALUATION_RULES + ENVIRONMENT_RULES + FLEET_RULES
+RULES: Final = RECIPE_RULES + PREFERENCE_RULES + EVALUATION_RULES + ENVIRONMENT_RULES + FLEET_RULES
 
 
 def broken_rules(spec: JobSpec) -> Iterator[tuple[Rule, str]]:

@@ -53,6 +53,26 @@ def test_a_plan_is_deterministic(lengths: list[int], policy: PackingPolicy) -> N
     assert plan_passes(lengths, policy) == plan_passes(list(lengths), policy)
 
 
+@given(st.lists(st.integers(1, 400), max_size=40), st.integers(2, 3), policies)
+def test_what_stays_together_is_side_by_side_in_one_row(
+    lengths: list[int], together: int, policy: PackingPolicy
+) -> None:
+    lengths = lengths[: len(lengths) // together * together]
+    passes = plan_passes(lengths, policy, together)
+    rows = [row for one in passes for row in one.rows]
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    for row in rows:
+        for first in range(0, len(row), together):
+            assert row[first] % together == 0
+            assert row[first : first + together] == tuple(range(row[first], row[first] + together))
+    assert padding_fraction(passes, lengths) <= MAX_PADDING
+
+
+def test_a_pair_without_its_other_half_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 sequences cannot be taken 2 at a time"):
+        plan_passes([1, 2, 3], PackingPolicy.dense(64), together=2)
+
+
 def lognormal(seed: int, count: int, median: float, sigma: float) -> list[int]:
     draw = np.random.default_rng(seed)
     return [int(length) for length in np.clip(draw.lognormal(np.log(median), sigma, count), 1, BUDGET)]
