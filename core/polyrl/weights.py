@@ -22,6 +22,9 @@ from polyrl.errors import UNDECODABLE, ProtocolError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 HASH_BYTES: Final = 16
+RECEIPT_STRIDE: Final = 1024
+"""Bytes of a chunk to one that counts for a receipt: the lowest of a number, which a step of training changes most
+often. A receipt costs a thousandth of the hashes."""
 CHUNK_BYTES: Final = 4 << 20
 """Bytes of a chunk: big enough that its round trip is lost in its transfer, small enough to be asked for again."""
 MAX_CHUNK_BYTES: Final = 32 << 20
@@ -94,6 +97,8 @@ class WeightsRef(msgspec.Struct, frozen=True, array_like=True):
     """`weights_hash` of its manifest; empty: not known."""
     vocabulary: int = 0
     """The model's number of tokens: every id that it generates is below; 0: not known."""
+    receipt: bytes = b""
+    """`Receipt` of its chunks, which engines do not learn here: who names it has pulled them all; empty: not known."""
 
 
 _decoder = msgspec.msgpack.Decoder(VersionManifest)
@@ -102,6 +107,24 @@ _decoder = msgspec.msgpack.Decoder(VersionManifest)
 def digest(data: Buffer) -> bytes:
     """bytes[HASH_BYTES]"""
     return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
+
+
+class Receipt:
+    """Shows that its maker held every chunk of a version: a hash over bytes of each that nothing in a manifest tells.
+
+    Whoever has pulled may tell others, and need not load what he has."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=HASH_BYTES, person=b"receipt")
+
+    def add(self, chunk: Buffer) -> None:
+        """The next chunk, in the stream's order."""
+        self._hash.update(bytes(memoryview(chunk)[::RECEIPT_STRIDE]))
+
+    @property
+    def value(self) -> bytes:
+        """bytes[HASH_BYTES]"""
+        return self._hash.digest()
 
 
 def weights_hash(manifest: VersionManifest) -> bytes:

@@ -59,6 +59,7 @@ async def impersonate_by_copy(manager: Manager, keys: AgentKeys, folder: Path) -
     run = asyncio.create_task(agent.run())
     while dropped["double"] < GREETINGS:  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0.01)
+    assert any(wait.startswith("another process with the proof of victim waits") for wait in manager.waits())
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
     staging.close()

@@ -50,6 +50,8 @@ class QuarantineCause(StrEnum):
     """It failed at a sample."""
     REJECTED = MoveCause.REJECTED
     """It refused everything that it got last."""
+    VERSION_CHANGED = MoveCause.VERSION_CHANGED
+    """It no longer serves what it had loaded, or serves it again."""
     WRONG_VERSION = MoveCause.WRONG_VERSION
     """It sent tokens of a version that may not generate."""
     WRONG_TOKENS = MoveCause.WRONG_TOKENS

@@ -53,6 +53,8 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     """Pause before a version is announced again to an engine that could not load it."""
     max_running: int = 65_536
     """Most that an engine gets at once, whatever it says that it can take; `rollout.engine.maxRunning`."""
+    max_context: int = 16_777_216
+    """Longest that an engine's context counts for, whatever it says; `rollout.engine.maxContext`."""
 
     @property
     def gone_s(self) -> float:

@@ -361,13 +361,13 @@ class LedgerState(msgspec.Struct):
     """`sample.group_digest` of the groups that ended last, oldest first."""
     batches: dict[int, BatchState] = msgspec.field(default_factory=dict)
     kept: dict[int, list[int]] = msgspec.field(default_factory=dict)
-    """Groups of the acknowledged batches that no checkpoint contains, oldest first."""
     kept_tokens: int = 0
-    """Prompts included."""
+    """Groups of the acknowledged batches that no checkpoint contains, oldest first; their tokens with prompts."""
     covers: bool = False
     """The trainer says when a checkpoint contains what it acknowledged."""
     contents: dict[int, bytes] = msgspec.field(default_factory=dict)
-    """`PublishVersion.content` of the newest versions."""
+    receipts: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """Fields of `PublishVersion` of the newest versions."""
     next_batch: int = 0
     pending: dict[int, PendingRequest] = msgspec.field(default_factory=dict)
     """By request number, in order of arrival."""

@@ -34,6 +34,9 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=128)]
 Versions: TypeAlias = Annotated[tuple[int, ...], msgspec.Meta(max_length=256)]
 """Four times as many as the largest allowed staleness lets an engine hold tokens of."""
 
+Receipts: TypeAlias = Annotated[dict[int, bytes], msgspec.Meta(max_length=257)]
+"""`weights.Receipt` by version: of those, and of the one that it serves."""
+
 
 def checksum_of(ids: bytes | bytearray | memoryview) -> int:
     """CRC-32 of packed ids: tells two texts of one sample apart, not an attacker from a friend."""
@@ -82,6 +85,8 @@ class Hello(Message, frozen=True, tag="hello"):
     seq: int = -1
     """Of the newest Deltas before, 0 for none: so the loss of the first one on this connection shows. -1: an agent
     of an earlier version does not say."""
+    receipts: Receipts = {}
+    """Of all versions that it names."""
 
     def __post_init__(self) -> None:
         shorten(self, "leaving_reason")
@@ -130,6 +135,8 @@ class WeightsLoaded(Message, frozen=True, tag="serving"):
     pull_seconds: float
     load_seconds: float
     bytes_pulled: int
+    receipt: bytes = b""
+    """`weights.Receipt` of what was pulled."""
 
 
 class WeightsFailed(Message, frozen=True, tag="wfail"):

@@ -165,6 +165,8 @@ class PublishVersion(Message, frozen=True, tag="publish"):
     """Hash of the weights alone: the same for two versions of the same weights; empty: it is not known."""
     vocabulary: int = 0
     """The model's number of tokens; 0: it is not known, and ids are not checked."""
+    receipt: bytes = b""
+    """By which engines show that they have pulled it; empty: not known, and they are believed."""
 
     @classmethod
     def of(cls, request: int, weights: WeightsRef) -> PublishVersion:
@@ -176,6 +178,7 @@ class PublishVersion(Message, frozen=True, tag="publish"):
             manifest_hash=weights.manifest_hash,
             content=weights.content,
             vocabulary=weights.vocabulary,
+            receipt=weights.receipt,
         )
 
     @property
@@ -187,6 +190,7 @@ class PublishVersion(Message, frozen=True, tag="publish"):
             manifest_hash=self.manifest_hash,
             content=self.content,
             vocabulary=self.vocabulary,
+            receipt=self.receipt,
         )
 
 

@@ -101,6 +101,7 @@ class Agent:
     # --- messages of the manager --------------------------------------------------------------------------------------
 
     def hello(self) -> wire.Hello:
+        versions, receipts = self.book.versions(), self._versions.receipts
         return wire.Hello(
             self._settings.run_epoch,
             self._settings.engine,
@@ -108,10 +109,11 @@ class Agent:
             **msgspec.structs.asdict(self._capacity),
             weight_version=self._engine.version,
             held=self.book.held(),
-            versions=self.book.versions(),
+            versions=versions,
             leaving_s=None if self._ends_at is None else max(0.0, self._ends_at - self._loop.time()),
             leaving_reason=self._ends_for,
             seq=self.book.seq,
+            receipts={one: receipts[one] for one in (self._engine.version, *versions) if one in receipts},
         )
 
     async def reset(self) -> None:
@@ -223,7 +225,13 @@ class Agent:
                 self._send(self.hello())
             seconds = self._loop.time() - begun
             self._send(
-                wire.WeightsLoaded(version, pulled.seconds, load_seconds=seconds, bytes_pulled=pulled.bytes_pulled)
+                wire.WeightsLoaded(
+                    version,
+                    pulled.seconds,
+                    load_seconds=seconds,
+                    bytes_pulled=pulled.bytes_pulled,
+                    receipt=pulled.staged.receipt,
+                )
             )
             log.info("weights loaded", version=version, pull_s=round(pulled.seconds, 3), load_s=round(seconds, 3))
             return ""

@@ -64,6 +64,7 @@ def main(  # noqa: PLR0913 - one argument per flag
             lost_s=run.spec.rollout.lost_after_seconds,
             group_filter=group_filter,
             max_running=run.spec.rollout.engine.max_running,
+            max_context=run.spec.rollout.engine.max_context,
         )
         kept = Journal(journal, run_epoch)
         state, clock_s = kept.restore()

@@ -91,6 +91,9 @@ class ManagerCore(Protocol):
     async def until_safe(self) -> None:
         """Returns once everything so far would survive a power cut."""
 
+    def waits(self) -> list[str]:
+        """Who waits for whom, as sentences."""
+
     def complete(self, status: ManagerStatus) -> ManagerStatus:
         """Adds what the ledger does not know: connections, bytes."""
 
@@ -155,8 +158,7 @@ class ControlService:
         return _json(status)
 
     async def _get_waits(self, request: web.Request) -> web.Response:
-        now = self._manager.now()
-        return _json(control.Waits(waits=tuple(wait.sentence(now) for wait in self._ledger.waits(now))))
+        return _json(control.Waits(waits=tuple(self._manager.waits())))
 
     async def _get_history(self, request: web.Request) -> web.Response:
         after = _number(request, "after", default=0, at_most=2**53)

@@ -34,6 +34,7 @@ from polyrl.keys import ManagerKeys
 from polyrl.ledger import Effects, Ledger
 from polyrl.ledger.events import EngineDeparted, Reported
 from polyrl.ledger.journal.durability import Outbox
+from polyrl.ledger.status import Wait
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.status import ManagerStatus
@@ -320,6 +321,16 @@ class Manager:
         log.info("the run is over", all_gone=all_gone)
         if not self._stays:
             self.stop()
+
+    def waits(self) -> list[str]:
+        """Who waits for whom, the longest first, as sentences."""
+        now = self.now()
+        doubles = [
+            Wait(f"another process with the proof of {engine}", engine, what="its leave", since=now - tried, until=None)
+            for engine, tried in self._agents.waits()
+        ]
+        waits = sorted((*self._ledger.waits(now), *doubles), key=lambda wait: wait.since)
+        return [wait.sentence(now) for wait in waits]
 
     def complete(self, status: ManagerStatus) -> ManagerStatus:
         return msgspec.structs.replace(

@@ -59,6 +59,8 @@ READ_S: Final = 0.02
 """Seconds after which they get it as well: a frame that is legal, and the dearest to decide, takes up to 0.1 s."""
 DOUBLE_LOG_S: Final = 60.0
 """Between two log lines about an engine that two processes speak for."""
+DOUBLE_TRIES_S: Final = 10.0
+"""Longest between two tries of one that waits: agents dial anew every two seconds at the slowest."""
 REPLACED_KEPT: Final = 64
 """Identities of replaced trainers that are remembered; each restart of a trainer makes one."""
 
@@ -234,6 +236,15 @@ class Authenticator(AsyncioAuthenticator):
         return admitted
 
 
+@dataclass
+class _Double:
+    """A process that shows the proof of an engine for which another one speaks; seconds of a monotonic clock."""
+
+    since: float
+    tried_at: float = -math.inf
+    logged_at: float = -math.inf
+
+
 class AgentSessions:
     """Between the agents' ROUTER and the ledger."""
 
@@ -256,7 +267,8 @@ class AgentSessions:
         self._identities: dict[str, bytes] = {}
         self._frames_at: dict[str, float] = {}
         """By engine: when its last frame came; absent once it has taken its leave."""
-        self._doubles_logged_at: dict[str, float] = {}
+        self._doubles: dict[str, _Double] = {}
+        """By engine."""
         self.delta_bytes = 0
         """Bytes of all Deltas frames received."""
 
@@ -328,15 +340,28 @@ class AgentSessions:
         now = self._now()
         if now - self._frames_at.get(engine, -math.inf) < self._lease_s:
             self._router.traffic.dropped["double"] += 1
-            if now - self._doubles_logged_at.get(engine, -math.inf) >= DOUBLE_LOG_S:
-                self._doubles_logged_at[engine] = now
-                log.warning("another process has this engine's proof; it waits for the first", engine=engine)
+            self._name_double(engine, now)
             self._router.send(identity, wire.encode(wire.Fenced(IN_USE, lease_over=True)))
             return None
         self._engines.pop(self._identities.get(engine, b""), None)
         self._engines[identity] = engine
         self._identities[engine] = identity
         return engine
+
+    def _name_double(self, engine: str, now: float) -> None:
+        double = self._doubles.setdefault(engine, _Double(since=now))
+        if now - double.tried_at >= DOUBLE_TRIES_S:
+            double.since = now
+        double.tried_at = now
+        if now - double.logged_at >= DOUBLE_LOG_S:
+            double.logged_at = now
+            log.warning("another process has this engine's proof; it waits for the first", engine=engine)
+
+    def waits(self) -> list[tuple[str, float]]:
+        """Engines for which a second process tries to speak, and for how many seconds it has."""
+        now = self._now()
+        trying = ((engine, double) for engine, double in self._doubles.items())
+        return [(engine, now - double.since) for engine, double in trying if now - double.tried_at < DOUBLE_TRIES_S]
 
     def _deliver(self, engine: str, message: wire.FromAgent) -> None:
         try:

@@ -40,6 +40,8 @@ MAX_FALSE_CHUNKS: Final = 3
 MAX_WEIGHTS_FAILURES: Final = 5
 """Versions in a row that could not be had or loaded: with the manager's pauses half a minute of failing loads, or five
 of a silent publisher."""
+RECEIPTS_KEPT: Final = 256
+"""Versions of which an engine may still hold tokens, with room; 16 bytes each."""
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 2_000
 T = TypeVar("T")
@@ -132,11 +134,14 @@ class Versions:
         self._wanted: WeightsRef | None = None
         self._changed = asyncio.Event()
         self._served: Staged | None = None
+        self.receipts: dict[int, bytes] = {}
+        """Of the versions that were pulled last, oldest first."""
 
     def announce(self, weights: WeightsRef) -> None:
         """A version exists; repeats are harmless."""
         if weights.version == self._engine.version:
-            self._send(wire.WeightsLoaded(weights.version, 0.0, load_seconds=0.0, bytes_pulled=0))
+            receipt = self.receipts.get(weights.version, b"")
+            self._send(wire.WeightsLoaded(weights.version, 0.0, load_seconds=0.0, bytes_pulled=0, receipt=receipt))
         elif weights.version < self._engine.version:
             why = f"version {self._engine.version} is served, which is newer"
             self._send(wire.WeightsFailed(weights.version, self._engine.version, reason=why))
@@ -159,6 +164,9 @@ class Versions:
                 self._wanted = None
 
     async def _serve(self, pulled: Pulled) -> None:
+        self.receipts[pulled.staged.version] = pulled.staged.receipt
+        if len(self.receipts) > RECEIPTS_KEPT:
+            del self.receipts[next(iter(self.receipts))]
         why = await self._switch(pulled)
         if why:
             self._count_failure(why)

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from polyrl.errors import ProtocolError
-from polyrl.weights import VersionManifest, chunk_places, digest, tensor_matches
+from polyrl.weights import Receipt, VersionManifest, chunk_places, digest, tensor_matches
 
 MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "polyrl-"
@@ -43,6 +43,8 @@ class Staged:
 
     manifest: VersionManifest
     folder: Path
+    receipt: bytes
+    """`weights.Receipt` of it."""
 
     @property
     def version(self) -> int:
@@ -94,11 +96,19 @@ class Partial:
             for tensor in self._manifest.tensors:
                 if not tensor_matches(tensor, stream):
                     raise ProtocolError(f"tensor {tensor.name} of version {self._manifest.version} fails its checksum")
+            receipt = self._receipt(stream)
         for file in self._manifest.files:
             (self._folder / file.name).write_bytes(file.content)
         self.close()
         self._folder.rename(target)
-        return Staged(self._manifest, target)
+        return Staged(self._manifest, target, receipt=receipt)
+
+    def _receipt(self, stream: memoryview) -> bytes:
+        receipt, offset = Receipt(), 0
+        for chunk in self._manifest.chunks:
+            receipt.add(stream[offset : offset + chunk.size])
+            offset += chunk.size
+        return receipt.value
 
     def close(self) -> None:
         """Leaves what has arrived where it is."""

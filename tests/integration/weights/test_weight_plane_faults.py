@@ -99,6 +99,7 @@ async def test_what_is_pulled_is_what_was_published_to_the_bit(
     publisher, tensors = publishers(), weights(0)
     published = publisher.publish(0, tensors.items(), FILES)
     pulled = await Puller(keys.agent, staging).pull(published, None)
+    assert pulled.staged.receipt == published.receipt != b""
     assert pulled.bytes_pulled == sum(t.nbytes for t in tensors.values())
     loaded = load_file(pulled.staged.folder / "model.safetensors")
     assert loaded.keys() == tensors.keys()
@@ -117,6 +118,7 @@ async def test_only_chunks_that_changed_are_pulled(
     tensors["norm"] = tensors["norm"] + 1
     second = await puller.pull(publisher.publish(1, tensors.items(), FILES), first.staged)
     assert 0 < second.bytes_pulled <= CHUNK
+    assert second.staged.receipt != first.staged.receipt
     assert torch.equal(load_file(second.staged.folder / "model.safetensors")["norm"], tensors["norm"])
     staging.keep_only(1)
     assert [folder.name for folder in staging.root.glob("v*")] == ["v000001"]

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from polyrl.errors import ProtocolError
 from polyrl.weights import (
     ChunkEntry,
+    Receipt,
     TensorEntry,
     VersionManifest,
     check_manifest,
@@ -18,6 +19,7 @@ from polyrl.weights import (
     chunk_places,
     cut_chunks,
     decode_manifest,
+    digest,
     encode_manifest,
     file_entry,
     manifest_hash,
@@ -63,6 +65,26 @@ def test_cut_chunks_put_together_are_the_stream(tensors: list[bytes], chunk_byte
             stream[offset : offset + size] = made.chunks[hash_]
     assert bytes(stream) == made.stream
     assert all(tensor_matches(tensor, memoryview(stream)) for tensor in made.manifest.tensors)
+
+
+def receipt_of(chunks: list[bytes]) -> bytes:
+    receipt = Receipt()
+    for chunk in chunks:
+        receipt.add(chunk)
+    return receipt.value
+
+
+def test_a_receipt_takes_every_chunk() -> None:
+    """Nothing that a manifest or a neighbouring version tells makes up for one that is missing."""
+    chunks = [bytes([number]) * 5000 for number in range(4)]
+    whole = receipt_of(chunks)
+    for number in range(4):
+        changed = [*chunks]
+        changed[number] = b"\xff" + chunks[number][1:]
+        assert receipt_of(changed) != whole
+    hashes = [digest(chunk) for chunk in chunks]
+    assert whole not in (digest(b"".join(chunks)), digest(b"".join(hashes)), digest(chunks[0]))
+    assert receipt_of(chunks) == whole
 
 
 @given(tensor_lists, st.data())

@@ -55,8 +55,12 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             leaving_s=20.0,
             leaving_reason="SIGTERM",
             seq=5,
+            receipts={8: b"eight", 9: b"nine"},
         ),
-        "019da568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349475445524d05",
+        (
+            "019ea568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349"
+            "475445524d058208c405656967687409c4046e696e65"
+        ),
     ),
     (
         AGENT,
@@ -78,8 +82,8 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         AGENT,
-        wire.WeightsLoaded(9, 0.5, load_seconds=0.25, bytes_pulled=1 << 20),
-        "0195a773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000",
+        wire.WeightsLoaded(9, 0.5, load_seconds=0.25, bytes_pulled=1 << 20, receipt=b"nine"),
+        "0196a773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65",
     ),
     (
         AGENT,
@@ -223,8 +227,8 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
-        wire.PublishVersion(8, 9, endpoint="tcp://h:1", public_key="k", manifest_hash=b"hash"),
-        "0198a77075626c6973680809a97463703a2f2f683a31a16bc40468617368c40000",
+        wire.PublishVersion(8, 9, endpoint="tcp://h:1", public_key="k", manifest_hash=b"hash", receipt=b"nine"),
+        "0199a77075626c6973680809a97463703a2f2f683a31a16bc40468617368c40000c4046e696e65",
     ),
     (
         TRAINER,
@@ -390,6 +394,23 @@ def test_the_bytes_of_every_message_are_what_they_were(
 def test_a_report_of_an_older_trainer_is_understood(golden: str) -> None:
     frame = bytes.fromhex(golden)
     assert wire.decode_from_trainer(frame) == wire.TrainerReport(10, "rl", step=2, values={"reward": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("decode", "golden"),
+    [
+        (
+            AGENT,
+            "019da568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349475445524d05",
+        ),
+        (AGENT, "0195a773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000"),
+        (TRAINER, "0198a77075626c6973680809a97463703a2f2f683a31a16bc40468617368c40000"),
+    ],
+    ids=["Hello", "WeightsLoaded", "PublishVersion"],
+)
+def test_peers_from_before_receipts_are_understood(decode: Callable[[bytes], Any], golden: str) -> None:
+    message = decode(bytes.fromhex(golden))
+    assert not getattr(message, "receipts", getattr(message, "receipt", None))
 
 
 @pytest.mark.parametrize("decode", DECODERS)

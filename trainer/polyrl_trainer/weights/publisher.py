@@ -117,11 +117,10 @@ class WeightPublisher:
         Raises ProtocolError when `version` was published before with other content, or a tensor's dtype has no name.
         """
         begun = time.monotonic()
-        cutting = _Cutting(tensors)
-        cut = [
-            (chunk, encode(ChunkReply(chunk.hash, data)))
-            for chunk, data in weights.cut_chunks(cutting.stream(), self._chunk_bytes)
-        ]
+        cutting, receipt, cut = _Cutting(tensors), weights.Receipt(), list[tuple[weights.ChunkEntry, bytes]]()
+        for chunk, data in weights.cut_chunks(cutting.stream(), self._chunk_bytes):
+            receipt.add(data)
+            cut.append((chunk, encode(ChunkReply(chunk.hash, data))))
         extras = tuple(weights.file_entry(name, content) for name, content in sorted(files.items()))
         chunks = tuple(chunk for chunk, _ in cut)
         manifest = VersionManifest(
@@ -139,6 +138,7 @@ class WeightPublisher:
             manifest_hash=digest,
             content=weights.weights_hash(manifest),
             vocabulary=_vocabulary(files),
+            receipt=receipt.value,
         )
 
     def close(self) -> None:

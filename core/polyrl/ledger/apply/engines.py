@@ -35,8 +35,10 @@ SERVED_MEMORY: Final = 128
 def apply_version_published(state: LedgerState, event: events.VersionPublished) -> None:
     state.weights = event.weights
     state.contents[event.weights.version] = event.weights.content
-    if len(state.contents) > CONTENTS_MEMORY:
-        del state.contents[next(iter(state.contents))]
+    state.receipts[event.weights.version] = event.weights.receipt
+    for memory in (state.contents, state.receipts):
+        if len(memory) > CONTENTS_MEMORY:
+            del memory[next(iter(memory))]
 
 
 def apply_window_set(state: LedgerState, event: events.WindowSet) -> None:

@@ -209,7 +209,8 @@ def _begin_assignment(state: LedgerState, event: events.Assigned | events.Reclai
     state.assignments[event.assignment] = Assignment(
         sample=event.sample,
         engine=event.engine,
-        low=group.min_version,
+        # What it generates from now on is of what it serves, or of something newer.
+        low=max(group.min_version, engine.version) if isinstance(event, events.Assigned) else group.min_version,
         high=group.max_version,
         length=sample.length,
         limit=limit,

@@ -32,6 +32,9 @@ MAX_FOREIGN: Final = 4096
 MAX_REWINDS: Final = 3
 """A sample's tokens are dropped so often for those that an engine says it holds; one that flaps may never send them."""
 
+NO_VERSION: Final = -1
+"""Of an engine that serves nothing, or nothing that it has shown to have pulled."""
+
 MAX_ASSIGNMENT: Final = 1 << 31
 """Half of what a row can name: a peer that claims to hold more must not use the numbers up."""
 
@@ -65,9 +68,9 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
             load = [max(0, min(number, top)) for number, top in ((running, most), (queued, most), (kv_free, room))]
             transition.record(events.EngineLoad(engine.name, load[0], queued=load[1], kv_free_tokens=load[2]))
         case wire.WeightsLoaded(version):
-            _serve(transition, engine, version, retry_at=inf)
+            _serve(transition, engine, version, receipt=message.receipt)
         case wire.WeightsFailed(_, serving):
-            _serve(transition, engine, serving, retry_at=transition.now + transition.config.weights_retry_s)
+            _serve(transition, engine, serving, failed=True)
         case wire.HandBack():
             _handed_back(transition, engine, message)
         case wire.PrefixUnknown(number):
@@ -76,6 +79,17 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
             drain_engine(transition, engine.name, deadline_s=deadline_s, reason=reason)
         case wire.Deregister():
             lose_engine(transition, engine.name, GoneCause.DEREGISTERED)
+
+
+def _counts(state: LedgerState, engine: LeasedEngine | None, version: int, receipt: bytes) -> bool:
+    """Whether an engine's word for a version counts: it shows what only who pulled all of it has, or showed it before.
+
+    One that is not known here counts later: a manager that was restarted may hear of it last, and announces it then."""
+    if version < 0 or (engine is not None and version in engine.served):
+        return True
+    if not state.weights.receipt:
+        return state.weights.version >= 0  # of a trainer that gives none
+    return bool(receipt) and state.receipts.get(version) == receipt
 
 
 def _send_text(transition: Transition, engine: LeasedEngine, number: int) -> None:
@@ -100,8 +114,7 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
     returns = name in state.vanished and (name not in state.engines or state.engines[name].silent)
     if returns and name in state.engines:
         transition.record(events.EngineReturned(name, now))
-    cut = msgspec.structs.replace(hello, max_running=min(hello.max_running, config.max_running))
-    transition.record(_greeting(state, cut, now))
+    transition.record(_greeting(state, _within_bounds(transition, hello), now))
     if returns:
         half_open(transition, name)
     resume_pause(transition, name)
@@ -120,6 +133,24 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
         drain_engine(transition, name, deadline_s=0.0, reason="the run is over")
     elif engine.version != state.weights.version:
         announce(transition, name)
+
+
+def _within_bounds(transition: Transition, hello: wire.Hello) -> wire.Hello:
+    """What counts of its claims: no more than the manifest allows, and versions that it served here or has pulled."""
+    state, config = transition.state, transition.config
+    known = state.engines.get(hello.engine)
+
+    named = {hello.weight_version, *hello.versions}
+    counts = {one for one in named if _counts(state, known, one, hello.receipts.get(one, b""))}
+    if counts != named:
+        transition.ignore("unverifiedVersion")
+    return msgspec.structs.replace(
+        hello,
+        max_running=min(hello.max_running, config.max_running),
+        max_context=min(hello.max_context, config.max_context),
+        weight_version=hello.weight_version if hello.weight_version in counts else NO_VERSION,
+        versions=tuple(version for version in hello.versions if version in counts),
+    )
 
 
 def _refusal(transition: Transition, name: str, hello: wire.Hello) -> str | None:
@@ -194,15 +225,38 @@ def _may_reclaim(transition: Transition, engine: LeasedEngine, held: wire.HeldAs
     return has_slot and fits and not learns and sample.rewinds < MAX_REWINDS
 
 
-def _serve(transition: Transition, engine: LeasedEngine, version: int, *, retry_at: float) -> None:
-    """The engine serves `version`; samples that may not use it go elsewhere."""
+def _serve(
+    transition: Transition, engine: LeasedEngine, version: int, *, receipt: bytes = b"", failed: bool = False
+) -> None:
+    """The engine serves `version`; samples that may not use it go elsewhere. What is newest is announced again to one
+    that `failed` to load it, or is not believed."""
+    believed = _counts(transition.state, engine, version, receipt)
+    if not believed:
+        transition.ignore("unverifiedVersion")
+        version = NO_VERSION
+    if _wavers(transition, engine, version):
+        believed, version = False, engine.version
     if version != engine.version:
         transition.record(events.EngineServing(engine.name, version, at=transition.now))
+    retry_at = transition.now + transition.config.weights_retry_s if failed or not believed else inf
     transition.record(events.WeightsAwaited(engine.name, retry_at))
     for number in tuple(engine.running):
         assignment = transition.state.assignments[number]
         if not assignment.low <= engine.version <= assignment.high:
             move(transition, number, MoveCause.VERSION_CHANGED)
+
+
+def _wavers(transition: Transition, engine: LeasedEngine, version: int) -> bool:
+    """Whether it no longer serves what it has served since it greeted, or serves that again, while it pauses. It pauses
+    each time, and meanwhile its word changes nothing: wavering makes the history no longer."""
+    drops = version < 0 <= engine.version
+    returns = engine.version < 0 <= version and version in engine.served and engine.assigned_at > engine.greeted_at
+    if not (drops or returns):
+        return False
+    if engine.quarantined_until > transition.now:
+        return True
+    quarantine(transition, engine.name, MoveCause.VERSION_CHANGED)
+    return False
 
 
 def _handed_back(transition: Transition, engine: LeasedEngine, given: wire.HandBack) -> None:

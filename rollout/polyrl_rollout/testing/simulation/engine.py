@@ -35,6 +35,7 @@ from polyrl.wire import (
 from polyrl_rollout.agent.protocol import AgentProtocol, Stream
 from polyrl_rollout.engines.port import TokenChunk
 from polyrl_rollout.testing.simulation.invariants import Violation
+from polyrl_rollout.testing.simulation.model import receipt_of
 from polyrl_rollout.testing.simulation.schedule import SLOWNESS, EnginePlan
 from polyrl_rollout.testing.simulation.world import Link, World
 
@@ -117,6 +118,7 @@ class SimulatedEngine:
             held=self._book.held(),
             versions=self._book.versions(),
             seq=self._book.seq,
+            receipts={one: receipt_of(one) for one in (self.version, *self._book.versions())},
         )
         self._send(hello)
 
@@ -191,7 +193,11 @@ class SimulatedEngine:
             raise Violation(self.world.now, "I7", text)
 
     def handle_announce(self, announce: Announce) -> None:
-        if announce.version > self.version and not self._loading:
+        if announce.version == self.version:
+            self._send_loaded(0.0)
+        elif announce.version < self.version:
+            self._send(WeightsFailed(announce.version, self.version, reason="a newer one is served"))
+        elif not self._loading:
             self._loading = True
             self.world.after(self.plan.load_s, lambda: self._load(announce.version))
 
@@ -213,11 +219,15 @@ class SimulatedEngine:
         for stream in self._book.unfinished():
             if not stream.assign.min_version <= version <= stream.assign.max_version:
                 self._hand_back(stream.assign.assignment, HandBackReason.VERSION_CHANGED)
-        self._send(WeightsLoaded(version, 0.1, load_seconds=0.1, bytes_pulled=1000))
+        self._send_loaded(0.1)
         newest = self.world.watcher.published
         if newest > version:
             self._loading = True
             self.world.after(self.plan.load_s, lambda: self._load(newest))
+
+    def _send_loaded(self, seconds: float) -> None:
+        receipt = receipt_of(self.version)
+        self._send(WeightsLoaded(self.version, seconds, load_seconds=seconds, bytes_pulled=1000, receipt=receipt))
 
     def _hand_all_back(self) -> None:
         if not self.alive or self._asleep(self._hand_all_back):

@@ -20,6 +20,11 @@ ENVIRONMENT_BASE: Final = 1_000_000
 PROMPT_BASE: Final = 2_000_000
 
 
+def receipt_of(version: int) -> bytes:
+    """What an engine shows that has pulled these weights."""
+    return b"receipt of %d" % version
+
+
 class Text(NamedTuple):
     """What one sample becomes, if engines write all of it."""
 

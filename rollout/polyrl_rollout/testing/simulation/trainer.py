@@ -41,7 +41,7 @@ from polyrl.wire import (
     TurnDone,
 )
 from polyrl_rollout.testing.simulation.invariants import Violation
-from polyrl_rollout.testing.simulation.model import STOP_TOKEN
+from polyrl_rollout.testing.simulation.model import STOP_TOKEN, receipt_of
 from polyrl_rollout.testing.simulation.world import Link, World
 
 NEXT_DEADLINE_S: Final = 5.0
@@ -299,7 +299,12 @@ class SimulatedTrainer:
             self.world.watcher.published = version
             self._ask(
                 lambda r: PublishVersion(
-                    r, version, endpoint="tcp://publisher", public_key="key", manifest_hash=b"hash"
+                    r,
+                    version,
+                    endpoint="tcp://publisher",
+                    public_key="key",
+                    manifest_hash=b"hash",
+                    receipt=receipt_of(version),
                 )
             )
 

@@ -118,6 +118,23 @@ def test_a_second_process_with_the_same_proof_waits_until_the_first_is_silent_fo
     assert outgoing.to[-1] == first
 
 
+def test_a_second_process_with_the_same_proof_is_named_while_it_tries() -> None:
+    clock = [100.0]
+    own, _ = sessions(Outgoing(), lambda: clock[0])
+    first, second = (identity("victim", "victim", process) for process in "12")
+    own.on_frame(first, encode(HEARTBEAT))
+    assert own.waits() == []
+    for clock[0] in (100.0, 102.0, 104.0):
+        own.on_frame(first, encode(HEARTBEAT))
+        own.on_frame(second, AS_VICTIM)
+    assert own.waits() == [("victim", 4.0)]
+    clock[0] += 10.0
+    assert own.waits() == [], "it has given up"
+    own.on_frame(first, encode(HEARTBEAT))
+    own.on_frame(second, AS_VICTIM)
+    assert own.waits() == [("victim", 0.0)]
+
+
 def test_an_agent_that_took_its_leave_is_followed_by_another_at_once() -> None:
     own, received = sessions(Outgoing())
     own.on_frame(identity("one", "one", "1"), encode(Deregister("it ends")))
