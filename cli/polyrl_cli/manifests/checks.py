@@ -76,7 +76,7 @@ class _Started:
 def check_job(job: PolyRLJob, manifest_dir: Path) -> Checked:
     """All parts, beside each other."""
     parts = [CheckPart.DATA, CheckPart.CODE]
-    if job.spec.recipe.model.config is not None:
+    if job.spec.recipe.model.config is not None or job.spec.recipe.model.lora is not None:
         parts.append(CheckPart.MODEL)
     with tempfile.TemporaryDirectory(prefix="polyrl-check-") as folder:
         started = [_start(job, manifest_dir, Path(folder), part) for part in parts]

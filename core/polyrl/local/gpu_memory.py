@@ -1,6 +1,7 @@
 """How much of a GPU's memory a job takes: bounds that refuse what surely fails, an estimate for a person to plan by.
 
-    learner   float32 weights, gradients and AdamW's two moments; with a KL penalty the reference's weights
+    learner   float32 weights, gradients and AdamW's two moments; with a KL penalty the reference's weights; with
+              adapters (LoRA) these for the adapters alone, and the frozen weights in `model.dtype`
               a pass: bfloat16 casts of the weights, activations of its tokens, one chunk of logits
     engine    the weights it serves, keys and values of the tokens in flight
 
@@ -17,9 +18,10 @@ from typing import Any, Final
 
 from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal
-from polyrl.local.memory import FLOAT32_BYTES, GIB, LEARNER_BYTES, SERVED_BYTES, parameters_of
+from polyrl.local.memory import FLOAT32_BYTES, GIB, LEARNER_BYTES, SERVED_BYTES, learner_bytes, parameters_of
 from polyrl.manifest.engine_args import argument, copies_per_engine
 from polyrl.manifest.job import JobSpec
+from polyrl.manifest.recipe import RecipeSpec
 
 MEMORY_FRACTION: Final = "--mem-fraction-static"
 """SGLang's argument: the share that it takes, for weights, keys and values, of what is free when it starts."""
@@ -79,9 +81,18 @@ class Fit:
     """Of the reserved engine there."""
 
 
-def rest_bytes(parameters: int, *, reference: bool = False) -> int:
-    """What the learner holds from its first step on, between passes too."""
-    return parameters * (LEARNER_BYTES + (FLOAT32_BYTES if reference else 0))
+def rest_bytes(parameters: int, recipe: RecipeSpec | None = None) -> int:
+    """What the learner holds from its first step on, between passes too; adapters not counted."""
+    return parameters * (LEARNER_BYTES if recipe is None else learner_bytes(recipe))
+
+
+def adapter_bytes(sizes: ModelSizes, recipe: RecipeSpec | None) -> int:
+    """What the learner holds of adapters on all linear layers of a decoder."""
+    if recipe is None or recipe.model.lora is None:
+        return 0
+    hidden, inner, keys = sizes.hidden, sizes.inner, sizes.keys
+    widths = 2 * 2 * hidden + 2 * (hidden + keys) + 3 * (hidden + inner)
+    return LEARNER_BYTES * recipe.model.lora.rank * sizes.layers * widths
 
 
 def kept_bytes(sizes: ModelSizes, dtype: str) -> int:
@@ -90,9 +101,10 @@ def kept_bytes(sizes: ModelSizes, dtype: str) -> int:
     return sizes.layers * (hidden * sizes.hidden + inner * sizes.inner + keys * sizes.keys)
 
 
-def pass_bytes(sizes: ModelSizes, dtype: str, tokens: int) -> int:
-    """What a pass takes beside what the learner holds anyway."""
-    casts = CAST_BYTES * sizes.parameters if dtype == "bfloat16" else 0
+def pass_bytes(sizes: ModelSizes, dtype: str, tokens: int, recipe: RecipeSpec | None = None) -> int:
+    """What a pass takes beside what the learner holds anyway; frozen weights are held as a pass needs them."""
+    frozen = recipe is not None and recipe.model.lora is not None
+    casts = CAST_BYTES * sizes.parameters if dtype == "bfloat16" and not frozen else 0
     return casts + LOGITS_BYTES + tokens * kept_bytes(sizes, dtype)
 
 
@@ -101,10 +113,10 @@ def kv_bytes(sizes: ModelSizes, dtype: str) -> int:
     return 2 * sizes.layers * sizes.keys * SERVED_BYTES[dtype]
 
 
-def fit(sizes: ModelSizes, gpu_bytes: int, dtype: str = "bfloat16", *, reference: bool = False) -> Fit:
-    """Estimated; `reference`: a KL penalty needs the weights that the run began with."""
-    fixed = pass_bytes(sizes, dtype, 0) + CUDA_BYTES
-    left = gpu_bytes - rest_bytes(sizes.parameters, reference=reference) - fixed
+def fit(sizes: ModelSizes, gpu_bytes: int, dtype: str = "bfloat16", recipe: RecipeSpec | None = None) -> Fit:
+    """Estimated; without a recipe, all parameters learn, and there is no reference."""
+    fixed = pass_bytes(sizes, dtype, 0, recipe) + adapter_bytes(sizes, recipe) + CUDA_BYTES
+    left = gpu_bytes - rest_bytes(sizes.parameters, recipe) - fixed
     free = gpu_bytes - FLOAT32_BYTES * sizes.parameters - 2 * CUDA_BYTES
     serves = SERVED_BYTES[dtype] * sizes.parameters + SHARED_KV_TOKENS * kv_bytes(sizes, dtype)
     fraction = math.ceil(FRACTION_STEP * serves / free) / FRACTION_STEP if free > serves else 1.0
@@ -127,7 +139,7 @@ def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment) -> GpuR
     room = _memory(assignment.trainer)
     if room is None:
         return None
-    rest = rest_bytes(parameters, reference=spec.recipe.algorithm.kl_coefficient > 0)
+    rest = rest_bytes(parameters, spec.recipe)
     if rest > room:
         sentence = f"the learner's weights, gradients and optimizer state are {_gib(rest)}, and it learns on one GPU"
         return GpuRefusal("recipe.model", f"{sentence}; {_names(assignment.trainer)} has {_gib(room)}")
@@ -139,9 +151,8 @@ def gpu_notes(spec: JobSpec, sizes: ModelSizes | None, assignment: GpuAssignment
     room = _memory(assignment.trainer)
     if sizes is None or room is None:
         return []
-    reference = spec.recipe.algorithm.kl_coefficient > 0
     tokens = spec.recipe.max_tokens_per_micro_batch
-    found = fit(sizes, room, spec.recipe.model.dtype, reference=reference)
+    found = fit(sizes, room, spec.recipe.model.dtype, spec.recipe)
     at_most = found.shared if assignment.shared else found.alone
     notes = []
     if tokens > at_most:
@@ -159,11 +170,13 @@ def gpu_notes(spec: JobSpec, sizes: ModelSizes | None, assignment: GpuAssignment
 
 def estimate_line(spec: JobSpec, sizes: ModelSizes | None) -> str:
     """What a GPU would have to hold, for a person; empty for a model that fits anywhere, or of unknown sizes."""
-    reference = spec.recipe.algorithm.kl_coefficient > 0
-    if sizes is None or (rest := rest_bytes(sizes.parameters, reference=reference)) < GIB:
+    if sizes is None:
+        return ""
+    rest = rest_bytes(sizes.parameters, spec.recipe) + adapter_bytes(sizes, spec.recipe)
+    if rest < GIB:
         return ""
     dtype, tokens = spec.recipe.model.dtype, spec.recipe.max_tokens_per_micro_batch
-    more, served = pass_bytes(sizes, dtype, tokens), SERVED_BYTES[dtype] * sizes.parameters
+    more, served = pass_bytes(sizes, dtype, tokens, spec.recipe), SERVED_BYTES[dtype] * sizes.parameters
     return (
         f"on a GPU the learner takes about {_gib(rest)} at rest and {_gib(more)} more in a pass of {tokens:,} tokens"
         f" (recipe.maxTokensPerMicroBatch); an engine {_gib(served)} of weights and"

@@ -1,7 +1,8 @@
 """Whether a job can fit into one machine's memory at all: a lower bound, so that nothing that would run is refused.
 
-learner     weights, gradients and two moments in float32 on the CPU; on a GPU the float32 weights pass through once
-reference   float32 weights, with a KL penalty
+learner     weights, gradients and two moments in float32 on the CPU; on a GPU the float32 weights pass through once;
+            where adapters learn too, and weights of `model.dtype` stay
+reference   float32 weights, with a KL penalty; with adapters it is the model below them
 engines     each its own copy of the weights, where they are embedded, which run on the CPU beside a GPU as well
 processes   what torch and transformers take before any weight is there
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from polyrl.manifest.job import JobSpec
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl.manifest.rollout import EngineType
 from polyrl.worker import num_rollouts, samples_to_train, wants_engines
 
@@ -42,13 +44,18 @@ def parameters_of(config: Mapping[str, Any]) -> int:
     return hidden * (vocabulary + layers * (2 * hidden + 2 * inner))
 
 
+def learner_bytes(recipe: RecipeSpec) -> int:
+    """What the learner holds of a parameter between passes, on its device; adapters, which are few, not counted."""
+    if recipe.model.lora is not None:
+        return SERVED_BYTES[recipe.model.dtype]
+    return LEARNER_BYTES + (FLOAT32_BYTES if recipe.algorithm.kl_coefficient > 0 else 0)
+
+
 def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> tuple[str, str] | None:
     """The field to change, below spec, and a sentence with the sizes; None when the machine may hold the job."""
     engines = num_engines(spec)
     embedded = spec.rollout.engine.type is EngineType.EMBEDDED
-    learner = parameters * (FLOAT32_BYTES if machine.has_gpu else LEARNER_BYTES)
-    if spec.recipe.algorithm.kl_coefficient > 0 and not machine.has_gpu:
-        learner += parameters * FLOAT32_BYTES
+    learner = parameters * max(FLOAT32_BYTES, 0 if machine.has_gpu else learner_bytes(spec.recipe))
     served = engines * parameters * SERVED_BYTES[spec.recipe.model.dtype] if embedded else 0
     processes = PROCESS_BYTES * (1 + (engines if embedded else 0))
     needed = learner + served + processes

@@ -75,6 +75,24 @@ HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 """OWNER/NAME on a Hub."""
 
 
+class LoraSpec(ManifestModel):
+    """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): the model itself stays as it is, and what is learned
+    is a product of two thin matrices beside each of its linear layers."""
+
+    rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Width of the thin matrices; memory of the optimizer is in proportion to it."""
+    alpha: Annotated[float, Field(gt=0, le=65_536)] = 32.0
+    """The product is multiplied by alpha / rank."""
+    target_modules: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(default=[], max_length=64)
+    """Last names of the linear layers that get an adapter, such as q_proj; default: all but the head."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that a training pass leaves out. Only in modes where no engine generates: engines
+    compute without."""
+    save_merged: bool = True
+    """Checkpoints hold the whole model, adapters merged into it, beside the adapters; with false the adapters alone,
+    and whoever loads them needs the model that the run began with."""
+
+
 class ModelSpec(ManifestModel):
     """The policy: a Hugging Face folder, or a fresh one made from a config."""
 
@@ -90,6 +108,9 @@ class ModelSpec(ManifestModel):
     """How text becomes tokens."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of the weights that engines serve and of the learner's forward pass."""
+    lora: LoraSpec | None = None
+    """Learn adapters instead of the whole model; `lora: {}` takes every default. Learning rates are about ten times
+    those of the whole model."""
 
 
 class SftSpec(ManifestModel):

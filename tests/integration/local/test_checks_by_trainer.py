@@ -67,6 +67,7 @@ FAULTS = [
     ("sft.jsonl", "\n\n", "", "job.yaml:11 spec.recipe.data.sft[0].path: sft.jsonl: holds no rows"),
     ("", "", "spec.recipe.model.config.vocab_size=8", "--set spec.recipe.model.config.vocab_size: the tokenizer has 14 tokens, the model's vocab_size is 8; make it that"),
     ("", "", "spec.recipe.model.config.hidden_sise=8", "--set spec.recipe.model.config.hidden_sise: qwen2 has no such field; did you mean hidden_size?"),
+    ("", "", "spec.recipe.model.lora.targetModules=[q_prok]", "--set spec.recipe.model.lora.targetModules: the model has no linear layer q_prok, only down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj; did you mean q_proj?"),
     ("", "", "spec.recipe.model.config.hidden_size=-3", "--set spec.recipe.model.config.hidden_size: -3 is less than 1"),
     ("", "", "spec.recipe.model.config.num_attention_heads=3", "--set spec.recipe.model.config.num_attention_heads: 3 does not divide hidden_size (64)"),
     ("", "", "spec.recipe.model.config.num_key_value_heads=5", "--set spec.recipe.model.config.num_key_value_heads: 5 does not divide num_attention_heads (32)"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyrl.manifest.parts.optimizer import OptimizerSpec
+from polyrl.manifest.recipe import LoraSpec
 
 Dtype = Literal["float32", "bfloat16"]
 Head = Literal["tokens", "value"]
@@ -21,6 +22,25 @@ class SpecialTokens:
     pad: int | None = None
     bos: int | None = None
     eos: int | None = None
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """Low-rank adapters, see `lora`."""
+
+    rank: int
+    alpha: float
+    target_modules: tuple[str, ...] = ()
+    """Last names of linear layers; empty: all but the head."""
+    dropout: float = 0.0
+    """In `forward_backward` alone."""
+    save_merged: bool = True
+    """A checkpoint holds the merged model too."""
+
+    @classmethod
+    def from_manifest(cls, lora: LoraSpec | None) -> AdapterConfig | None:
+        """The manifest's fields."""
+        return None if lora is None else cls(**{**lora.model_dump(), "target_modules": tuple(lora.target_modules)})
 
 
 @dataclass(frozen=True)
@@ -39,6 +59,8 @@ class ModelConfig:
     """The tokenizer's number of tokens: a fresh model's, unless its config says `vocab_size`."""
     head: Head = "tokens"
     """`value` for a critic or a reward model; a language model's folder then gives the trunk."""
+    adapter: AdapterConfig | None = None
+    """Given: the model stays as it is, and adapters on it learn; `seed` draws their weights."""
 
 
 @dataclass(frozen=True)

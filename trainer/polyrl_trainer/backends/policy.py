@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from polyrl.errors import DeadlineExceeded, InvalidData, UserError
 from polyrl.manifest.environment import VISIBLE_GPUS
 from polyrl_trainer.backend import LossInputs, TrainFuture
+from polyrl_trainer.backends import lora
 from polyrl_trainer.backends.configs import Dtype, EngineConfig, Head, ModelConfig
 from polyrl_trainer.backends.model_factory import VARIABLE_LENGTH_ATTENTION, attention_for, load_model
 from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, loss_inputs, pack_pass, plan_passes, unpack
@@ -214,6 +215,9 @@ def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
         probe_value_model(loaded)
     else:
         probe_model(loaded)
+    if model.adapter is not None:
+        lora.add_adapter(loaded, model.adapter, model.seed)
+        lora.hold_frozen_in(loaded, model.dtype)
     attention = attention_for(device, model.dtype)
     loaded.set_attn_implementation(attention)
     shape = PackingPolicy.variable_length if attention == VARIABLE_LENGTH_ATTENTION else PackingPolicy.dense
@@ -240,6 +244,39 @@ def _device_name(wanted: str) -> str:
     return "cuda:0" if found else "cpu"
 
 
+class ReferenceScores(Protocol):
+    """Whoever has the logprobs of the reference."""
+
+    def log_probs(
+        self, batch: Sequence[Sample], temperature: float = 1.0
+    ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
+        """float32[T] per sample; 0 where loss_mask is 0. Same meaning as `TrainingBackend.log_probs`."""
+
+    def close(self) -> None:
+        """It is not asked again."""
+
+
+class ModelBelowAdapters:
+    """The reference of a model that learns by adapters: itself, without them. On the learner's own thread, so that no
+    pass of the learner sees them off."""
+
+    def __init__(self, policy: Policy, background: Background) -> None:
+        self._policy = policy
+        self._background = background
+
+    def log_probs(
+        self, batch: Sequence[Sample], temperature: float = 1.0
+    ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
+        return self._background.submit(self._log_probs, batch, temperature)
+
+    def close(self) -> None:
+        """The thread is the learner's."""
+
+    def _log_probs(self, batch: Sequence[Sample], temperature: float) -> list[npt.NDArray[np.float32]]:
+        with lora.adapters_off(self._policy.model):
+            return self._policy.log_probs(batch, temperature)
+
+
 class ReferencePolicy:
     """The frozen policy that a KL penalty compares with: scores, never learns.
 
@@ -256,7 +293,6 @@ class ReferencePolicy:
     def log_probs(
         self, batch: Sequence[Sample], temperature: float = 1.0
     ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
-        """float32[T] per sample; 0 where loss_mask is 0. Same meaning as `TrainingBackend.log_probs`."""
         return self._background.submit(self._policy.log_probs, batch, temperature)
 
     def close(self) -> None:
@@ -264,7 +300,7 @@ class ReferencePolicy:
         self._background.close()
 
 
-async def with_reference(samples: list[Sample], reference: ReferencePolicy | None, temperature: float) -> list[Sample]:
+async def with_reference(samples: list[Sample], reference: ReferenceScores | None, temperature: float) -> list[Sample]:
     """The same samples with their `reference_log_probs`, if there is a reference."""
     if reference is None:
         return samples

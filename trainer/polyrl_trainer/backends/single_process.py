@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 
-from polyrl.errors import RunFailed
+from polyrl.errors import InvalidData, RunFailed
 from polyrl_trainer.backend import Loss, StepResult, TrainFuture, TrainingBackend
-from polyrl_trainer.backends import training_state
+from polyrl_trainer.backends import lora, training_state
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.model_factory import load_model, serving_files
 from polyrl_trainer.backends.packing import PackedBatch
-from polyrl_trainer.backends.policy import Background, Policy, create_policy
+from polyrl_trainer.backends.policy import Background, ModelBelowAdapters, Policy, create_policy
 from polyrl_trainer.backends.training_state import MODEL_FILE, OPTIMIZER_FILE, RNG_FILE
 from polyrl_trainer.losses.sft import merge
 from polyrl_trainer.sample import Sample
@@ -40,16 +40,24 @@ def create_torch_backend(
 ) -> TorchBackend:
     """Loads the model and makes its backend. Raises InvalidManifest or InvalidData for a source that cannot be
     trained."""
-    return TorchBackend(create_policy(model, engine), engine, optimizer, checkpoint)
+    return TorchBackend(create_policy(model, engine), model, engine, optimizer=optimizer, checkpoint=checkpoint)
 
 
 class TorchBackend(TrainingBackend):
     """Weights and optimizer state are float32."""
 
     def __init__(
-        self, policy: Policy, engine: EngineConfig, optimizer: OptimizerConfig, checkpoint: CheckpointConfig
+        self,
+        policy: Policy,
+        model: ModelConfig,
+        engine: EngineConfig,
+        *,
+        optimizer: OptimizerConfig,
+        checkpoint: CheckpointConfig,
     ) -> None:
         self._policy = policy
+        self._model = model
+        self._base: str | None = None
         self._optimizer_config = optimizer
         self._checkpoint = checkpoint
         self._optimizer = create_optimizer(policy.model, optimizer)
@@ -103,6 +111,10 @@ class TorchBackend(TrainingBackend):
         """Drops accumulated gradients."""
         self._background.wait_for("a checkpoint to be read", self._load, folder)
 
+    def below_adapters(self) -> ModelBelowAdapters:
+        """The model that the adapters stand on, as a reference."""
+        return ModelBelowAdapters(self._policy, self._background)
+
     def close(self) -> None:
         """Ends the background thread; queued work is dropped."""
         self._background.close()
@@ -115,8 +127,9 @@ class TorchBackend(TrainingBackend):
         total: dict[str, float] = {}
         self._has_gradient = True
         try:
-            for packed in self._policy.passes(batch, together):
-                total = merge(total, self._one_pass(packed, loss, temperature, entropy_gradient))
+            with lora.dropout_on(self._policy.model):
+                for packed in self._policy.passes(batch, together):
+                    total = merge(total, self._one_pass(packed, loss, temperature, entropy_gradient))
         except BaseException as error:
             self._broken = f"a forward-backward pass of its mini-batch failed ({type(error).__name__}: {error})"
             raise
@@ -196,36 +209,65 @@ class TorchBackend(TrainingBackend):
         """Detached tensors under the names of published Hugging Face checkpoints, tied weights once."""
         model = self._policy.model
         tied = set(model.all_tied_weights_keys)
-        state: dict[str, torch.Tensor] = revert_weight_conversion(model, model.state_dict())
+        held = model.state_dict() if self._model.adapter is None else lora.merged_state(model)
+        state: dict[str, torch.Tensor] = revert_weight_conversion(model, held)
         return {name: tensor.detach().contiguous() for name, tensor in state.items() if name not in tied}
 
     def _save(self, folder: Path) -> None:
         if self._has_gradient:
             raise RunFailed(f"{folder}: a checkpoint cannot be written within a mini-batch, before its optimizer step")
+        model, adapter = self._policy.model, self._model.adapter
         tensors = {
-            MODEL_FILE: self._published_state(),
-            OPTIMIZER_FILE: named_state(self._policy.model, self._optimizer),
+            OPTIMIZER_FILE: named_state(model, self._optimizer),
             RNG_FILE: self._generator_states(),
         }
+        files = self.serving_files()
+        if adapter is None or adapter.save_merged:
+            tensors[MODEL_FILE] = self._published_state()
+        if adapter is not None:
+            tensors[lora.TENSORS_FILE] = lora.adapter_tensors(model)
+            files[lora.CONFIG_FILE] = lora.adapter_config(model, adapter, self._model.source)
         training_state.write_checkpoint(
-            folder, self._steps_taken, tensors, self.serving_files(), self._checkpoint.fsync
+            folder, self._steps_taken, tensors, files, fsync=self._checkpoint.fsync, base=self._base_checksum()
         )
+
+    def _base_checksum(self) -> str:
+        if self._model.adapter is None:
+            return ""
+        self._base = self._base or lora.base_checksum(self._policy.model)
+        return self._base
 
     def _load(self, folder: Path) -> None:
         state = training_state.read_state(folder)
         model = self._policy.model
         # Everything is read and checked before anything is changed.
-        weights = load_model(folder, seed=0, dtype=self._policy.dtype, head=self._policy.head).state_dict()
-        training_state.check_tensors(folder / MODEL_FILE, weights, model.state_dict())
+        if state.base != self._base_checksum():
+            raise InvalidData(
+                f"{folder}: was not trained on the weights that this run's adapters stand on; recipe.model, its dtype"
+                " among it, has to be what the run began with"
+            )
+        weights = self._read_weights(folder)
         optimizer = training_state.read_tensors(folder / OPTIMIZER_FILE, expected_state(model, stepped=state.step > 0))
         generators = training_state.read_tensors(folder / RNG_FILE, self._generator_states())
-        model.load_state_dict(weights)
+        if self._model.adapter is None:
+            model.load_state_dict(weights)
+        else:
+            lora.load_adapter(model, weights)
         restore_state(model, self._optimizer, optimizer)
         torch.set_rng_state(generators["cpu"])
         if "cuda" in generators:
             torch.cuda.set_rng_state(generators["cuda"], self._policy.device)
         self._steps_taken = state.step
         self._drop_gradients()
+
+    def _read_weights(self, folder: Path) -> Mapping[str, torch.Tensor]:
+        """What learns; of an adapted model the adapters alone."""
+        model = self._policy.model
+        if self._model.adapter is not None:
+            return training_state.read_tensors(folder / lora.TENSORS_FILE, lora.adapter_tensors(model))
+        weights = load_model(folder, seed=0, dtype=self._policy.dtype, head=self._policy.head).state_dict()
+        training_state.check_tensors(folder / MODEL_FILE, weights, model.state_dict())
+        return weights
 
     def _generator_states(self) -> dict[str, torch.Tensor]:
         states = {"cpu": torch.get_rng_state()}

@@ -1,6 +1,8 @@
 """The files of a learner's checkpoint: safetensors and JSON, no pickle, each with a checksum.
 
-config.json, generation_config.json, model.safetensors   a Hugging Face folder; weights in float32
+config.json, generation_config.json, model.safetensors   a Hugging Face folder; weights in float32, those that adapters
+                                                         leave alone as they are held
+adapter/...                                              adapters as peft reads them; then a resume needs no more
 optimizer.safetensors                                    `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
 rng.safetensors                                          generator states, one per device type
 training_state.json                                      step and checksums; written last
@@ -37,10 +39,18 @@ class TrainingState(msgspec.Struct, frozen=True):
     """Optimizer steps taken; the schedule is a function of it."""
     checksums: dict[str, str]
     """xxh3-128 in hex, by file name, of every other file."""
+    base: str = ""
+    """Of the weights below adapters, see `lora.base_checksum`; empty without adapters."""
 
 
 def write_checkpoint(
-    folder: Path, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]], files: Mapping[str, bytes], fsync: bool
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    files: Mapping[str, bytes],
+    *,
+    fsync: bool,
+    base: str = "",
 ) -> None:
     """Writes `tensors` (by file name, then tensor name) and `files` into an existing empty folder, the state last.
 
@@ -48,13 +58,15 @@ def write_checkpoint(
     """
     if any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty")
+    for name in (*tensors, *files):
+        (folder / name).parent.mkdir(exist_ok=True)
     for name, by_name in tensors.items():
         contents = {key: tensor.detach().contiguous() for key, tensor in by_name.items()}
         save_file(contents, folder / name, metadata=SAFETENSORS_METADATA)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     checksums = {name: checksum(folder / name) for name in [*tensors, *files]}
-    state = TrainingState(FORMAT_VERSION, step, checksums=checksums)
+    state = TrainingState(FORMAT_VERSION, step, checksums=checksums, base=base)
     (folder / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     if fsync:
         for path in (*(folder / name for name in checksums), folder / STATE_FILE, folder):

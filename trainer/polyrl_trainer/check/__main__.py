@@ -38,11 +38,11 @@ def main(
     parent_death_signal.hold()
     # What a run logs of a failure is in the report.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    if part in (CheckPart.DATA, CheckPart.MODEL):
+    spec = read_job(job).spec
+    if part is CheckPart.DATA or (part is CheckPart.MODEL and spec.recipe.model.lora is None):
         # transformers then reads configs and tokenizers without loading tensors, in half the time. User code, which
         # may need them, runs in the other process.
         sys.modules["torch"] = None  # type: ignore[assignment]
-    spec = read_job(job).spec
     with out.open("wb", buffering=0) as report:
         for message in _messages(spec, manifest_dir, part, row, response):
             report.write(encode_check(message))

@@ -1,4 +1,5 @@
-"""The model's config, by transformers and without a tensor: a misspelt field, an architecture that nobody knows."""
+"""The model's config, by transformers and without a tensor: a misspelt field, an architecture that nobody knows,
+adapters for layers that the model does not have."""
 
 from __future__ import annotations
 
@@ -11,29 +12,50 @@ from polyrl.manifest.recipe import RecipeSpec
 from polyrl.wire.checks import CheckBegan, CheckFault, CheckMessage, CheckSkipped
 from polyrl_trainer.backends.configs import SpecialTokens
 from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here
+from polyrl_trainer.data.hub import cached_folder
 from polyrl_trainer.preparation import tokenizer_of
 
 CONFIG = (*RECIPE, "model", "config")
+LORA = (*RECIPE, "model", "lora")
 SIZES: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 
 def check_model(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
-    """A config in the manifest; a folder's own was written by transformers."""
-    fields = recipe.model.config
-    if fields is None or not tokenizer_is_here(recipe, manifest_dir):
-        return
-    yield CheckBegan(CONFIG, "reading the model's config")
+    """A config in the manifest, of which a folder's own was written by transformers; and where adapters go."""
+    place = LORA if recipe.model.config is None else CONFIG
+    config = None
+    yield CheckBegan(place, "reading the model's config")
     try:
-        from polyrl_trainer.backends.model_config import model_config
+        config = _config(recipe, manifest_dir)
+        faults = [] if config is None or recipe.model.config is None else list(_wrong_sizes(config))
+        yield from faults
+        if config is not None and recipe.model.lora is not None and not faults:
+            from polyrl_trainer.backends.lora import check_targets
 
-        vocabulary = tokenizer_of(recipe, manifest_dir).vocabulary
-        yield from _wrong_sizes(model_config(fields, SpecialTokens(), vocabulary))
+            check_targets(config, recipe.model.lora.target_modules)
     except ModuleNotFoundError as error:
         yield CheckSkipped("the model's config", error.name or str(error))
     except InvalidData:
         return  # the tokenizer's fault, which the check of rows reports
     except InvalidManifest as error:
         yield from (CheckFault(*_placed(fault)) for fault in error.faults)
+
+
+def _config(recipe: RecipeSpec, manifest_dir: Path) -> Any:
+    """None where the model or its tokenizer is not on this machine."""
+    if recipe.model.config is not None:
+        from polyrl_trainer.backends.model_config import model_config
+
+        if not tokenizer_is_here(recipe, manifest_dir):
+            return None
+        vocabulary = tokenizer_of(recipe, manifest_dir).vocabulary
+        return model_config(recipe.model.config, SpecialTokens(), vocabulary)
+    folder = cached_folder(recipe.model, manifest_dir)
+    if folder is None or not (folder / "config.json").is_file():
+        return None
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
 def _wrong_sizes(config: Any) -> Iterator[CheckFault]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from polyrl.manifest.parts.algorithm import OldLogProbs
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.backend import Loss, StepResult, TrainingBackend
-from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
+from polyrl_trainer.backends.policy import ReferenceScores, with_reference
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import FinishedGroup
 from polyrl_trainer.loops.mini_batches import groups_per_mini_batch, with_old_log_probs
@@ -32,7 +32,7 @@ async def run_offline_training(
     groups: DataBuffer[FinishedGroup],
     recipe: RecipeSpec,
     session: Session,
-    reference: ReferencePolicy | None = None,
+    reference: ReferenceScores | None = None,
     own: OwnAlgorithm = NOTHING_OWN,
 ) -> bool:
     """Trains to `algorithm.steps` from where `session.state` stands. True when done, False when stopped."""
@@ -63,7 +63,7 @@ async def _prepare(
     backend: TrainingBackend,
     drawn: Sequence[FinishedGroup],
     recipe: RecipeSpec,
-    reference: ReferencePolicy | None,
+    reference: ReferenceScores | None,
     own: GroupAdvantage | None,
 ) -> list[list[Sample]]:
     """Mini-batches of whole groups, with advantages and all logprobs that the loss needs."""

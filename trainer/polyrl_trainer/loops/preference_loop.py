@@ -14,7 +14,7 @@ from functools import partial
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl_trainer.backend import Loss, TrainingBackend
-from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
+from polyrl_trainer.backends.policy import ReferenceScores, with_reference
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.preferences import AnswerPair
 from polyrl_trainer.loops.sft_loop import step_values
@@ -59,7 +59,7 @@ async def run_preference_training(
     stage: PreferenceStage,
     *,
     session: Session,
-    reference: ReferencePolicy | None,
+    reference: ReferenceScores | None,
 ) -> bool:
     """Trains until the stage's steps are done; resumes where `session.state` stands. True when done, False when
     stopped."""

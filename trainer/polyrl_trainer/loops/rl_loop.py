@@ -30,7 +30,7 @@ from polyrl.sample import Purpose, SamplingParams, Scored
 from polyrl.status import StepValue
 from polyrl.wire import Batch, GroupDropped, engine_shares
 from polyrl_trainer.backend import TrainingBackend
-from polyrl_trainer.backends.policy import ReferencePolicy, with_reference
+from polyrl_trainer.backends.policy import ReferenceScores, with_reference
 from polyrl_trainer.data.buffer import DataBuffer, DrawnItem
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
@@ -102,7 +102,7 @@ class RlParts(RolloutSide):
     backend: TrainingBackend
     prompts: DataBuffer[Prompt]
     tokenizer: Tokenizer
-    reference: ReferencePolicy | None = None
+    reference: ReferenceScores | None = None
     """Needed when klCoefficient is above 0."""
     own: OwnAlgorithm = NOTHING_OWN
 

@@ -21,8 +21,15 @@ from polyrl.errors import InvalidData
 from polyrl.manifest.parts.algorithm import KlEstimator
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl.manifest.recipe import Mode, RecipeSpec
-from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig, SpecialTokens
-from polyrl_trainer.backends.policy import ReferencePolicy
+from polyrl_trainer.backends.configs import (
+    AdapterConfig,
+    CheckpointConfig,
+    EngineConfig,
+    ModelConfig,
+    OptimizerConfig,
+    SpecialTokens,
+)
+from polyrl_trainer.backends.policy import ReferencePolicy, ReferenceScores
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.checkpoints import MODEL
 from polyrl_trainer.loops.evaluation import PREFIX
@@ -96,7 +103,7 @@ class Stages:
             backend = stack.enter_context(closing(self._backend(start, stage.optimizer, stage.steps)))
             reference = None
             if self.recipe.mode is Mode.DPO:
-                reference = stack.enter_context(closing(ReferencePolicy(self._model(start), self.engine)))
+                reference = stack.enter_context(closing(self._start_of(start, backend)))
             await self._evaluate("base", side, backend)
             if not await run_preference_training(
                 backend, self.prepared.pairs, stage, session=self.session, reference=reference
@@ -108,7 +115,7 @@ class Stages:
     async def _rl(self, side: RolloutSide | None) -> bool:
         start = self._rl_start()
         self.session.enter(TrainingStage.OFFLINE_RL if self.recipe.mode is Mode.OFFLINE_RL else TrainingStage.RL)
-        with closing(self._rl_backend(start)) as backend, self._reference(start) as reference:
+        with closing(self._rl_backend(start)) as backend, self._reference(start, backend) as reference:
             await self._evaluate("base", side, backend, only_without=("afterSft",))
             if not await self._train_rl(side, backend, reference):
                 return False
@@ -116,7 +123,7 @@ class Stages:
         return not self.session.stop.is_set()
 
     async def _train_rl(
-        self, side: RolloutSide | None, backend: TorchBackend, reference: ReferencePolicy | None
+        self, side: RolloutSide | None, backend: TorchBackend, reference: ReferenceScores | None
     ) -> bool:
         prepared = self.prepared
         if self.recipe.mode is Mode.OFFLINE_RL:
@@ -178,7 +185,7 @@ class Stages:
         return backend
 
     @contextmanager
-    def _reference(self, source: ModelPlace) -> Iterator[ReferencePolicy | None]:
+    def _reference(self, source: ModelPlace, backend: TorchBackend) -> Iterator[ReferenceScores | None]:
         if self.recipe.algorithm.kl_coefficient == 0:
             yield None
             return
@@ -189,8 +196,14 @@ class Stages:
                 estimator=algorithm.kl_estimator.value,
                 better="k2 or k3Ratio, see recipe.algorithm.klEstimator",
             )
-        with closing(ReferencePolicy(self._model(source), self.engine)) as reference:
+        with closing(self._start_of(source, backend)) as reference:
             yield reference
+
+    def _start_of(self, source: ModelPlace, backend: TorchBackend) -> ReferenceScores:
+        """What the stage learns from, and is compared with."""
+        if self.recipe.model.lora is not None:
+            return backend.below_adapters()
+        return ReferencePolicy(self._model(source), self.engine)
 
     def _model(self, source: ModelPlace) -> ModelConfig:
         tokenizer = self.prepared.tokenizer
@@ -202,4 +215,5 @@ class Stages:
             special_tokens=special,
             vocabulary=tokenizer.vocabulary,
             head="value" if self.recipe.mode is Mode.REWARD_MODEL else "tokens",
+            adapter=AdapterConfig.from_manifest(self.recipe.model.lora),
         )

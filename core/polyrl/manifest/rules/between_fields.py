@@ -79,6 +79,32 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         cel="!has(self.recipe.model.path) || !has(self.recipe.model.config)",
     ),
     Rule(
+        "lora-without-dropout",
+        "recipe.model.lora.dropout",
+        message="engines compute without dropout, so that what they drew would be scored by another model;"
+        " 0 with mode {recipe.mode}",
+        holds=lambda s: not samples(s) or s.recipe.model.lora is None or s.recipe.model.lora.dropout == 0,
+        cel=f"!({GENERATES}) || !has(self.recipe.model.lora) || self.recipe.model.lora.dropout == 0.0",
+    ),
+    Rule(
+        "lora-has-its-model",
+        "recipe.model.lora.saveMerged",
+        message="adapters alone are of use beside a model that is there: take a model from path, or save it merged",
+        holds=lambda s: (
+            s.recipe.model.lora is None or s.recipe.model.lora.save_merged or s.recipe.model.path is not None
+        ),
+        cel="!has(self.recipe.model.lora) || self.recipe.model.lora.saveMerged || has(self.recipe.model.path)",
+    ),
+    Rule(
+        "lora-hands-over",
+        "recipe.model.lora.saveMerged",
+        message="RL begins from the model that SFT saved, so that mode {recipe.mode} needs it merged",
+        holds=lambda s: (
+            s.recipe.model.lora is None or s.recipe.model.lora.save_merged or s.recipe.mode is not Mode.SFT_RL
+        ),
+        cel="!has(self.recipe.model.lora) || self.recipe.model.lora.saveMerged || self.recipe.mode != 'sft+rl'",
+    ),
+    Rule(
         "sft-data",
         "recipe.data.sft",
         message="mode {recipe.mode} needs at least one file of rows here",

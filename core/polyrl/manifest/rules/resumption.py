@@ -9,7 +9,13 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
+from polyrl.manifest.recipe import LoraSpec
 from polyrl.manifest.spec import JobSpec
+
+
+def _adapters(lora: LoraSpec | None) -> Any:
+    return lora and (lora.rank, lora.alpha, sorted(lora.target_modules))
+
 
 FieldOfSpec: TypeAlias = tuple[tuple[str, ...], Callable[[JobSpec], Any]]
 
@@ -22,6 +28,7 @@ FIXED: Final[tuple[FieldOfSpec, ...]] = (
     (("recipe", "model", "tokenizer", "type"), lambda spec: spec.recipe.model.tokenizer.type),
     (("recipe", "model", "tokenizer", "alphabet"), lambda spec: spec.recipe.model.tokenizer.alphabet),
     (("recipe", "model", "tokenizer", "path"), lambda spec: spec.recipe.model.tokenizer.path),
+    (("recipe", "model", "lora"), lambda spec: _adapters(spec.recipe.model.lora)),
     (("recipe", "algorithm", "name"), lambda spec: spec.recipe.algorithm.name),
     (("recipe", "data", "shuffle"), lambda spec: spec.recipe.data.shuffle),
     (("recipe", "data", "sft"), lambda spec: [one.weight for one in spec.recipe.data.sft]),

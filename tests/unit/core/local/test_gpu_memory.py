@@ -4,7 +4,16 @@ import pytest
 
 from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment
-from polyrl.local.gpu_memory import ModelSizes, estimate_line, fit, gpu_fault, gpu_notes, kept_bytes, rest_bytes
+from polyrl.local.gpu_memory import (
+    ModelSizes,
+    adapter_bytes,
+    estimate_line,
+    fit,
+    gpu_fault,
+    gpu_notes,
+    kept_bytes,
+    rest_bytes,
+)
 from polyrl.local.memory import GIB
 from polyrl.manifest.job import JobSpec
 
@@ -12,9 +21,9 @@ HALF = ModelSizes(parameters=494_000_000, layers=24, hidden=896, inner=4864, key
 SEVEN = ModelSizes(parameters=7_616_000_000, layers=28, hidden=3584, inner=18944, keys=512)
 
 
-def spec(*args: str, kl: float = 0.0, tokens: int = 4096) -> JobSpec:
+def spec(*args: str, kl: float = 0.0, tokens: int = 4096, lora: dict[str, int] | None = None) -> JobSpec:
     algorithm = {"klCoefficient": kl}
-    recipe = {"model": {"path": "model"}, "algorithm": algorithm, "maxTokensPerMicroBatch": tokens}
+    recipe = {"model": {"path": "model", "lora": lora}, "algorithm": algorithm, "maxTokensPerMicroBatch": tokens}
     return JobSpec.model_validate({"recipe": recipe, "rollout": {"engine": {"type": "sglang", "args": list(args)}}})
 
 
@@ -150,4 +159,16 @@ def test_a_model_of_some_size_has_a_line() -> None:
 
 def test_float32_keeps_more() -> None:
     assert kept_bytes(HALF, "float32") > 1.5 * kept_bytes(HALF, "bfloat16")
-    assert rest_bytes(10, reference=True) == 200
+    assert rest_bytes(10, spec(kl=0.1).recipe) == 200
+
+
+def test_adapters_learn_on_weights_as_they_are_served() -> None:
+    adapted = spec(kl=0.1, lora={"rank": 16})
+    assert rest_bytes(10, adapted.recipe) == 20, "and the reference costs nothing"
+    # Qwen2.5-7B, rank 16: 40.4 million parameters of adapters, as peft counts them.
+    assert adapter_bytes(SEVEN, adapted.recipe) == 16 * 40_370_176
+    assert adapter_bytes(SEVEN, spec().recipe) == 0
+    assert gpu_fault(adapted, SEVEN.parameters, alone(24)) is None
+    assert gpu_fault(adapted, SEVEN.parameters, alone(14)) is not None
+    assert fit(SEVEN, 24 * GIB, recipe=adapted.recipe).alone > 1000
+    assert "about 14.8 GiB at rest" in estimate_line(adapted, SEVEN)

@@ -41,6 +41,8 @@ CHANGES = [
     ("recipe.algorithm.klCoefficient", 0.1, None),
     ("recipe.sampling.samplesPerPrompt", 4, None),
     ("recipe.model.dtype", "float32", None),
+    ("recipe.model.lora", {"rank": 4}, "recipe.model.lora"),
+    ("recipe.model.lora", None, None),
     ("rollout.maxReplicas", 7, None),
 ]
 
@@ -68,3 +70,17 @@ def test_the_sentence_names_both_values_where_they_are_short() -> None:
     now["recipe"]["seed"] = 7
     ((_, sentence),) = changed_fields(spec_of(BEGAN), spec_of(now))
     assert sentence == "was 0 when the run began, 7 now; put it back, or begin a new run"
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [({"rank": 8}, True), ({"alpha": 1.0}, True), ({"targetModules": ["q"]}, True), ({"dropout": 0.1}, False)],
+    ids=["rank", "alpha", "targets", "dropout"],
+)
+def test_of_adapters_their_shape_and_place_are_fixed(change: dict[str, Any], refused: bool) -> None:
+    began, now = deepcopy(BEGAN), deepcopy(BEGAN)
+    for raw in (began, now):
+        raw |= {"recipe": {**raw["recipe"], "mode": "sft"}}
+    began["recipe"]["model"]["lora"] = {"rank": 4}  # type: ignore[index]
+    now["recipe"]["model"]["lora"] = {"rank": 4, **change}  # type: ignore[index]
+    assert bool(changed_fields(spec_of(began), spec_of(now))) is refused

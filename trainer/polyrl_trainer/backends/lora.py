@@ -1,0 +1,191 @@
+"""Low-rank adapters on a frozen model (LoRA, Hu et al. 2021, arXiv 2106.09685), by peft.
+
+The adapters stand in the model's own modules, so that it is called as ever; what is published and served is the merged
+model, W + (alpha / rank) B A, computed beside the two and never into W: subtracting again would not give W's bits.
+With the adapters off it is the model that the run began with: the reference policy costs no second copy.
+peft is imported where it is used: it takes seconds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import xxhash
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from polyrl.errors import InvalidManifest
+from polyrl_trainer.backends import value_head
+from polyrl_trainer.backends.configs import AdapterConfig, Dtype
+
+TARGETS_FIELD: Final = "spec.recipe.model.lora.targetModules"
+NAME: Final = "default"
+"""peft's name of a model's only adapter."""
+_LORA: Final = ".lora_"
+_BASE: Final = ".base_layer."
+_PEFT_PREFIX: Final = "base_model.model."
+"""Before every name in a file that peft reads."""
+
+FOLDER: Final = "adapter"
+"""Below a checkpoint's model: at its top transformers would put the adapter on the merged weights."""
+TENSORS_FILE: Final = f"{FOLDER}/adapter_model.safetensors"
+CONFIG_FILE: Final = f"{FOLDER}/adapter_config.json"
+
+
+def target_modules(model: PreTrainedModel, wanted: Sequence[str]) -> list[str]:
+    """Last names of the layers that get an adapter, sorted; all linear ones but the head where none is wanted.
+
+    Raises InvalidManifest for a name that no such layer has.
+    """
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    linear = (
+        name
+        for name, one in model.named_modules()
+        if isinstance(one, nn.Linear) and one is not head and name != value_head.HEAD
+    )
+    known = sorted({name.rpartition(".")[2] for name in linear})
+    absent = [name for name in wanted if name not in known]
+    if absent or not known:
+        near = difflib.get_close_matches(absent[0], known, n=1) if absent else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        faults = [
+            f"{TARGETS_FIELD}: the model has no linear layer {name}, only {', '.join(known) or 'none'}"
+            for name in absent
+        ]
+        raise InvalidManifest(
+            [f"{fault}{hint}" for fault in faults] or [f"{TARGETS_FIELD}: the model has no linear layer"]
+        )
+    return sorted(set(wanted)) or known
+
+
+def check_targets(config: PretrainedConfig, wanted: Sequence[str]) -> None:
+    """Makes the model without a tensor. Raises InvalidManifest for a target that it lacks."""
+    model: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        target_modules(model.from_config(config), wanted)
+
+
+def add_adapter(model: PreTrainedModel, config: AdapterConfig, seed: int) -> None:
+    """Freezes the model and puts adapters into it, drawn from `seed`; their product is 0, so nothing has changed yet.
+    A value head learns beside them, whole. Raises InvalidManifest for a target that the model lacks."""
+    from peft import inject_adapter_in_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(
+            _peft_config(target_modules(model, config.target_modules), config), model, adapter_name=NAME
+        )
+    if hasattr(model, value_head.HEAD):
+        value_head.value_head(model).requires_grad_(True)
+    model.train(False)
+
+
+def hold_frozen_in(model: PreTrainedModel, dtype: Dtype) -> None:
+    """Frozen linear layers in the dtype of the forward pass: what autocast would make of them at every pass anyway, at
+    half the memory. Those whose weights are an embedding's too stay as they are."""
+    shared = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and not layer.weight.requires_grad and id(layer.weight) not in shared:
+            layer.to(getattr(torch, dtype))
+
+
+@torch.no_grad()
+def merged_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors of the model with its adapters merged, under the names that it has without; new ones where merged, in
+    float32."""
+    layers = dict(_adapted_layers(model))
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        owner, _, rest = name.partition(_BASE)
+        if rest == "weight":
+            state[f"{owner}.{rest}"] = tensor.float() + layers[owner].get_delta_weight(NAME)
+        elif rest:
+            state[f"{owner}.{rest}"] = tensor
+        elif _LORA not in name:
+            state[name] = tensor
+    return state
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What learns, adapters and a value head, under the names of peft's files."""
+    return {
+        f"{_PEFT_PREFIX}{name.replace(f'.{NAME}.', '.')}": parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+@torch.no_grad()
+def load_adapter(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Inverse of `adapter_tensors`, of the same names and shapes."""
+    for name, parameter in adapter_tensors(model).items():
+        parameter.copy_(tensors[name])
+
+
+def adapter_config(model: nn.Module, config: AdapterConfig, source: Path | Mapping[str, Any]) -> bytes:
+    """adapter_config.json, as peft reads it."""
+    targets = sorted({name.rpartition(".")[2] for name, _ in _adapted_layers(model)})
+    settings = _peft_config(targets, config).to_dict()
+    settings["target_modules"] = targets
+    settings["base_model_name_or_path"] = str(source) if isinstance(source, Path) else None
+    settings["inference_mode"] = True
+    if hasattr(model, value_head.HEAD):
+        settings |= {"task_type": "SEQ_CLS", "modules_to_save": [value_head.HEAD]}
+    return json.dumps(settings, indent=2, default=str).encode()
+
+
+def base_checksum(model: nn.Module) -> str:
+    """xxh3-128 in hex of all that is frozen: adapters are of use on these weights only."""
+    digest = xxhash.xxh3_128()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before `add_adapter`."""
+    layers = [layer for _, layer in _adapted_layers(model)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@contextmanager
+def dropout_on(model: nn.Module) -> Iterator[None]:
+    """The adapters' dropout acts."""
+    layers = [layer.lora_dropout for _, layer in _adapted_layers(model)]
+    for layer in layers:
+        layer.train(True)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.train(False)
+
+
+def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((name, one) for name, one in model.named_modules() if hasattr(one, "lora_dropout"))
+
+
+def _peft_config(targets: list[str], config: AdapterConfig) -> Any:
+    from peft import LoraConfig
+
+    # peft computes alpha / rank, whatever its type says.
+    scale: Any = config.alpha
+    dropout = config.dropout
+    return LoraConfig(
+        r=config.rank, lora_alpha=scale, lora_dropout=dropout, target_modules=targets, task_type="CAUSAL_LM"
+    )
