@@ -120,6 +120,7 @@ def pod_facts(pod: Raw) -> PodFacts | None:
         ready=raw.holds(ready),
         scheduled_at=_scheduled_at(pod, created_at),
         unschedulable=_unschedulable(pod),
+        unpulled=_unpulled(pod),
         deletion_at=unix(raw.text(pod, "metadata", "deletionTimestamp")),
         deletion_grace_s=float(raw.count(pod, "metadata", "deletionGracePeriodSeconds")),
         disruption=raw.text(disrupted, "reason") or "Unknown" if raw.holds(disrupted) else "",
@@ -145,6 +146,18 @@ def _unschedulable(pod: Raw) -> str:
     return raw.text(scheduled, "message") or "Unschedulable" if refused else ""
 
 
+NOT_PULLED: Final = {
+    "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError",
+    "RegistryUnavailable", "SignatureValidationFailed",
+}  # fmt: skip
+"""Why a container waits for its image, in the words of kubelet's pkg/kubelet/images/types.go."""
+
+
+def _unpulled(pod: Raw) -> str:
+    waiting = ((raw.text(one, "image"), raw.text(one, "state", "waiting", "reason")) for one in _containers(pod))
+    return next((image or "its image" for image, reason in waiting if reason in NOT_PULLED), "")
+
+
 def _exits(pod: Raw) -> tuple[Exit, ...]:
     """A container that is started again has not ended for good."""
     if raw.text(pod, "spec", "restartPolicy") != "Never" and raw.text(pod, "status", "phase") not in (
@@ -163,9 +176,12 @@ def _ended_at(pod: Raw) -> float | None:
 
 
 def _terminated(pod: Raw) -> list[tuple[str, Raw]]:
-    statuses = raw.parts(pod, "status", "containerStatuses") + raw.parts(pod, "status", "initContainerStatuses")
-    states = [(raw.text(status, "name"), raw.part(status, "state", "terminated")) for status in statuses]
+    states = [(raw.text(one, "name"), raw.part(one, "state", "terminated")) for one in _containers(pod)]
     return [(name, end) for name, end in states if end]
+
+
+def _containers(pod: Raw) -> list[Raw]:
+    return raw.parts(pod, "status", "containerStatuses") + raw.parts(pod, "status", "initContainerStatuses")
 
 
 def _annotations(pod: Raw) -> dict[str, str]:

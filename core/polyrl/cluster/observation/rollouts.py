@@ -154,7 +154,8 @@ def failure(pod: PodFacts, ctx: ReconcileContext, silent_since: float | None) ->
         return f"the manager has not heard its engine for {SILENT_S:.0f} s"
     due = start_due(pod, ctx)
     if due is not None and ctx.now >= due:
-        return f"it did not register within {ctx.spec.rollout.startup_timeout_seconds} s of being scheduled"
+        image = f", and could not pull {pod.unpulled}" if pod.unpulled else ""
+        return f"it did not register within {ctx.spec.rollout.startup_timeout_seconds} s of being scheduled{image}"
     return ""
 
 

@@ -9,13 +9,14 @@ that a condition changes only when something did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from polyrl.cluster.acceptance import QUOTA
 from polyrl.cluster.fleet.pools import REASON_LENGTH
 from polyrl.cluster.fleet.singletons import trainer_lives
 from polyrl.cluster.lifecycle import LifecycleStage
+from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.rollouts import PodState
 from polyrl.cluster.reasons import ConditionReason, FailureReason
 from polyrl.cluster.reporting.assessment import Assessment
@@ -118,11 +119,25 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
     for pod, notice in assessment.trainers_disrupted:
         if pod in newest:
             return _draft(False, ConditionReason.DISRUPTED, f"{pod.name} is taken away: {notice.why}")
+    managers = assessment.ctx.facts.of_role(Role.MANAGER)[-1:]
+    if unpulled := _not_pulled([*managers, *newest]):
+        return unpulled
     if assessment.unreachable:
         return _draft(False, ConditionReason.MANAGER_UNREACHABLE, "the manager does not answer")
     if job is not None and job.failed > 0 and job.ready == 0:
         return _draft(False, ConditionReason.CRASH_LOOP, f"the trainer failed {job.failed} times and starts again")
     return _draft(False, ConditionReason.STARTING, "the trainer starts")
+
+
+def _not_pulled(pods: Sequence[PodFacts]) -> ConditionDraft | None:
+    """The first pod that waits for an image in vain. Kubelets try for ever and tell two reasons in turns, which would
+    write the status each time; so this sentence names none."""
+    for pod in pods:
+        if pod.unpulled and not pod.ended:
+            image = pod.unpulled[:REASON_LENGTH]
+            message = f"{pod.name} cannot pull {image}: push it, or name another in the template or the chart's images"
+            return _draft(False, ConditionReason.IMAGE_NOT_PULLED, message)
+    return None
 
 
 def _rollout_available(assessment: Assessment) -> ConditionDraft:
@@ -132,6 +147,8 @@ def _rollout_available(assessment: Assessment) -> ConditionDraft:
     need = max(1, assessment.ctx.spec.rollout.min_replicas)
     if serving >= need:
         return _draft(True, ConditionReason.REGISTERED, f"at least {need} rollouts serve")
+    if unpulled := _not_pulled([one.pod for one in assessment.in_state(PodState.STARTING)]):
+        return unpulled
     failing = [view.status for view in assessment.views if view.status.failed_starts >= FAILED_STARTS_LIMIT]
     if failing:
         message = f"the last {failing[0].failed_starts} rollouts on {failing[0].name} failed before they registered"

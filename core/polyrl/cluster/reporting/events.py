@@ -13,7 +13,7 @@ from typing import Final
 from polyrl.cluster.actions import RecordEvent
 from polyrl.cluster.fleet.plan import FleetPlan
 from polyrl.cluster.observation.rollouts import PodState
-from polyrl.cluster.reasons import EventReason
+from polyrl.cluster.reasons import ConditionReason, EventReason
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import Condition, JobStatus, RunState
@@ -39,12 +39,15 @@ _ONLY_FOR_REASON: Final = (EventReason.STALLED, EventReason.METRICS_STALE)
 
 
 def condition_events(before: JobStatus, after: JobStatus) -> Iterator[RecordEvent]:
-    """For conditions that flipped."""
+    """For conditions that flipped, and for images that cannot be pulled."""
     previous = {known.type: known for known in before.conditions}
     for now in after.conditions:
         was = previous.get(now.type)
         if was is None or was.status != now.status:
             yield from _flip_event(now)
+        # Whoever follows a job that was never ready sees nothing flip.
+        if now.reason == ConditionReason.IMAGE_NOT_PULLED and (was is None or was.reason != now.reason):
+            yield RecordEvent(EventReason.IMAGE_NOT_PULLED, now.message, type="Warning")
     if before.state is RunState.SUSPENDED and after.state in (RunState.PENDING, RunState.RUNNING, RunState.DEGRADED):
         yield RecordEvent(EventReason.RESUMED, "the job goes on from its journal and its newest checkpoint")
 

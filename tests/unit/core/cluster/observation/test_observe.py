@@ -106,6 +106,27 @@ def test_unschedulable_pod_and_strangers() -> None:
     assert pod_facts({}) is None
 
 
+@pytest.mark.parametrize("kind", ["containerStatuses", "initContainerStatuses"])
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("ErrImagePull", "example.org/trainer:1"),
+        ("ImagePullBackOff", "example.org/trainer:1"),
+        ("InvalidImageName", "example.org/trainer:1"),
+        ("ErrImageNeverPull", "example.org/trainer:1"),
+        ("ContainerCreating", ""),
+        ("PodInitializing", ""),
+        ("CrashLoopBackOff", ""),
+    ],
+)
+def test_image_that_cannot_be_pulled(kind: str, reason: str, expected: str) -> None:
+    waits = {"name": "t", "image": "example.org/trainer:1", "state": {"waiting": {"reason": reason, "message": "m"}}}
+    started = {"name": "side", "image": "example.org/side:1", "state": {"running": {}}}
+    seen = pod_facts({"metadata": {"labels": LABELS}, "status": {kind: [started, waits]}})
+    assert seen is not None
+    assert seen.unpulled == expected
+
+
 def test_container_that_starts_again_has_not_ended() -> None:
     ended = [{"name": "manager", "state": {"terminated": {"exitCode": 1}}}]
     raw = {"metadata": {"labels": {names.LABEL_ROLE: "manager"}}, "spec": {"restartPolicy": "Always"}}

@@ -57,6 +57,35 @@ def test_trainer_ready(build: Any, facts: dict[str, dict[str, Any]], expected: t
     assert reasons(found)["TrainerReady"] == expected
 
 
+@pytest.mark.parametrize("role", [Role.TRAINER, Role.MANAGER], ids=["trainer", "manager"])
+def test_trainer_waits_for_an_image(build: Any, role: Role) -> None:
+    """Also where no kubelet could ever pull it; the sentence stays the same while kubelets try again and again."""
+    pod = build.pod(f"j-{role.value}-1", role, phase=PodPhase.PENDING, unpulled="polyrl.test/own:1")
+    waits = {"trainer": build.trainer(ready=0), "manager": None}
+    found = result(build, pods=(pod,), **waits)
+    assert reasons(found)["TrainerReady"] == ("False", "ImageNotPulled")
+    sentence = (
+        f"{pod.name} cannot pull polyrl.test/own:1: push it, or name another in the template or the chart's images"
+    )
+    assert [one.message for one in found.status.conditions if one.type == "TrainerReady"] == [sentence]
+    assert events(found)["ImageNotPulled"] == sentence
+    again = {"status": {"conditions": [one.model_dump(by_alias=True) for one in found.status.conditions]}}
+    assert "ImageNotPulled" not in events(result(build, pods=(pod,), **waits, **again))
+    pulled = result(build, pods=(replace(pod, unpulled=""),), **waits)
+    assert reasons(pulled)["TrainerReady"] == ("False", "Starting")
+    later = build.pod(f"j-{role.value}-2", role, age=1.0)
+    assert reasons(result(build, pods=(pod, later), **waits))["TrainerReady"] == ("False", "Starting")
+
+
+def test_rollouts_wait_for_an_image(build: Any) -> None:
+    pod = build.pod(phase=PodPhase.PENDING, unpulled="polyrl.test/rollout:" + "1" * 2000)
+    found = result(build, job=build.job({"replicas": 1}, scaling={"mode": "Manual"}), pods=(pod,))
+    assert reasons(found)["RolloutAvailable"] == ("False", "ImageNotPulled")
+    (message,) = [one.message for one in found.status.conditions if one.type == "RolloutAvailable"]
+    assert message.startswith("j-r-1 cannot pull polyrl.test/rollout:111")
+    assert message.endswith("push it, or name another in the template or the chart's images")
+
+
 @pytest.mark.parametrize(
     ("engines", "minimum", "desired", "expected"),
     [
