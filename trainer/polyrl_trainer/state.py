@@ -72,6 +72,9 @@ class TrainerState(msgspec.Struct):
     stage_done: bool = False
     version: int = -1
     """Newest published weight version; -1 before the first."""
+    oldest_version: int = 0
+    """The first one of this learner's past: versions before it were published by trainers that went on from the same
+    checkpoint to other weights."""
     weights_changed: bool = True
     """The learner's weights differ from `version`'s."""
     next_group: int = 0

@@ -68,9 +68,10 @@ class DataBuffer(Generic[Item]):
         passes = zip(self._shares, self._drawn, self._sources, strict=True)
         return sum(share * drawn / len(source) for share, drawn, source in passes if source)
 
-    def state(self) -> dict[str, Any]:
-        """The place in the stream, as JSON values."""
-        return {**self._identity(), "drawn": list(self._drawn), "returned": [list(place) for place in self._returned]}
+    def state(self, unused: Iterable[DrawnItem[Item]] = ()) -> dict[str, Any]:
+        """The place in the stream, as JSON values; from there on `unused`, which were drawn, come first."""
+        returned = [*((draw.source, draw.index) for draw in unused), *self._returned]
+        return {**self._identity(), "drawn": list(self._drawn), "returned": [list(place) for place in returned]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes to the place that `state` names. Raises InvalidData when it was saved over other data."""

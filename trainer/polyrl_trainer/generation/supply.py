@@ -64,6 +64,8 @@ class StepGroups:
     first_detail: dict[str, str] = field(default_factory=dict)
     replaced: int = 0
     filtered: int = 0
+    submitted: int = 0
+    """Groups, replacements among them."""
     filtered_flat: list[bool] = field(default_factory=list)
     """Of each filtered group whose rewards are known: whether they were all equal."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,9 +74,9 @@ class StepGroups:
         """Registers the prompts with the runner of user code, then submits them."""
         numbered = {self.supply.number_for(self._group(0, draw.item)): draw for draw in draws}
         self.live.update(numbered)
+        self.submitted += len(numbered)
         await self.supply.submit({self._group(number, draw.item): draw.item for number, draw in numbered.items()})
         self._changed.set()
-        await self.supply.give_up_adopted(self.plan)
 
     def prompt_of(self, group: int) -> Prompt:
         """Raises ProtocolError for a group that this step does not wait for: trained already, dropped, or foreign."""
@@ -186,6 +188,12 @@ class AdoptedGroups:
                 return number
         return None
 
+    def holds_replay_of(self, step: int) -> bool:
+        """Whether whole groups of this training step wait for weights that an earlier trainer had published: for the
+        step to be trained again, to the same weights."""
+        held = self._useful.values()
+        return any((one.step, one.purpose) == (step, Purpose.TRAIN) and one.complete and one.content for one in held)
+
     def forget(self, number: int) -> None:
         """The manager has dropped it."""
         self._useful.pop(number, None)
@@ -247,7 +255,8 @@ class GroupSupply:
         return self.session.state.next_group - 1
 
     async def give_up_adopted(self, plan: GroupPlan) -> None:
-        """Rejects the adopted groups that this step has not taken: they are of other steps or other weights."""
+        """Rejects the adopted groups that nobody has taken once this step was submitted: they are of other steps or
+        other weights."""
         left = self.adopted.give_up(plan.step, plan.purpose)
         self.runner.release(left)
         text = f"its trainer ended; the next one goes on with step {plan.step} and weight version {plan.max_version}"

@@ -121,6 +121,7 @@ class Evaluator:
         state.next_evaluation += 1
         groups = self.supply.open(plan, _repeat_infrastructure_losses)
         await groups.submit([DrawnItem(0, index, item=prompt) for index, prompt in enumerate(rows.prompts)])
+        await self.supply.give_up_adopted(plan)
         return EvaluationGroups(rows, groups)
 
     async def _collect(self, asked: EvaluationGroups) -> Answered:

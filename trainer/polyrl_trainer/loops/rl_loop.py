@@ -1,6 +1,6 @@
 """Reinforcement learning, one step after the other.
 
-    publish version v ─> submit promptsPerStep groups (and over-sampled ones)
+    publish version v ─> submit promptsPerStep groups (and over-sampled ones), and those of maxStaleness later steps
         engines generate, user code scores                              (all the while)
         pull ─> complete groups ─> advantages ─> forward-backward       (as soon as minMicroBatchSamples are scored)
         ... until exactly a mini-batch is learned ─> one optimizer step ─> acknowledge
@@ -26,18 +26,19 @@ from msgspec.structs import replace
 from polyrl.errors import DeadlineExceeded, ProtocolError
 from polyrl.manifest.parts.algorithm import OldLogProbs
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl.sample import Purpose, SamplingParams, Scored
+from polyrl.sample import Purpose, Scored
 from polyrl.status import StepValue
-from polyrl.wire import Batch, GroupDropped, engine_shares
+from polyrl.wire import Batch, engine_shares
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.backends.policy import ReferenceScores, with_reference
-from polyrl_trainer.data.buffer import DataBuffer, DrawnItem
+from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import scored_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
+from polyrl_trainer.generation.steps_ahead import StepsAhead
 from polyrl_trainer.generation.stops import up_to_stop
-from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
+from polyrl_trainer.generation.supply import GroupSupply, StepGroups
 from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.mini_batches import draw_mini_batches, groups_per_mini_batch, with_old_log_probs
@@ -46,7 +47,6 @@ from polyrl_trainer.losses import averages, learns_entropy, merge, normalizer, p
 from polyrl_trainer.losses.by_engine import Drawers, with_engine_sums
 from polyrl_trainer.losses.overlong import shaped_advantages, without_truncated
 from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
-from polyrl_trainer.preparation import stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
@@ -62,9 +62,10 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
     session.enter(TrainingStage.RL, parts.prompts)
     state, algorithm = session.state, recipe.algorithm
     began_at = state.step
+    ahead = StepsAhead(recipe, parts.supply, parts.prompts, parts.tokenizer)
     while state.step < algorithm.steps and not session.stop.is_set():
         before = state.copy()
-        step = RlStep(parts, recipe, session, state.step + 1, first=state.step == began_at)
+        step = RlStep(parts, recipe, session, state.step + 1, ahead=ahead, first=state.step == began_at)
         if not await step.run():
             session.state = before
             await asyncio.wrap_future(parts.backend.discard_gradients())
@@ -76,8 +77,6 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
     return state.step >= algorithm.steps
 
 
-FILTERED_BATCHES: Final = 10
-"""Times promptsPerStep that may be filtered in one step; DAPO's max_num_gen_batches."""
 LEAST_GENERATE_S: Final = 1e-3
 """Of a step whose groups were generated before it began."""
 SUPPLY_DEADLINE_S: Final = 30.0
@@ -110,12 +109,15 @@ class RlParts(RolloutSide):
 class RlStep:
     """One RL step."""
 
-    def __init__(self, parts: RlParts, recipe: RecipeSpec, session: Session, step: int, *, first: bool) -> None:
+    def __init__(
+        self, parts: RlParts, recipe: RecipeSpec, session: Session, step: int, *, ahead: StepsAhead, first: bool
+    ) -> None:
         """`first` of this process: engines may still start."""
         self._parts = parts
         self._recipe = recipe
         self._session = session
         self._step = step
+        self._ahead = ahead
         self._first = first
         self._clock = StepClock()
         self._trained: list[Sample] = []
@@ -134,40 +136,17 @@ class RlStep:
         """False when the run was asked to stop before the first optimizer step; nothing has changed then."""
         parts = self._parts
         self._clock.update_weights_s = await parts.versions.ensure_published(parts.backend)
-        groups = await self._submit()
+        groups = await self._ahead.begin(self._step)
+        self._clock.submitted(self._ahead.generates_since(self._step))
         whole = self._recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
         if not await (self._train_whole(groups) if whole else self._train_streamed(groups)):
             await parts.supply.close(groups)
             return False
-        self._clock.generated(parts.runner.last_turn_at(groups.used))
-        parts.prompts.put(await parts.supply.close(groups))
+        last_turn_at = parts.runner.last_turn_at(groups.used)
+        self._clock.generated(last_turn_at)
+        await self._ahead.end(self._step, last_turn_at)
         await self._finish(groups)
         return True
-
-    async def _submit(self) -> StepGroups:
-        algorithm, version = self._recipe.algorithm, self._session.state.version
-        max_replaced, max_filtered = algorithm.max_replaced_groups_per_step, algorithm.max_filtered_groups_per_step
-        plan = GroupPlan(
-            step=self._step,
-            purpose=Purpose.TRAIN,
-            samples_per_group=self._recipe.sampling.samples_per_prompt,
-            sampling=training_sampling(self._recipe, self._parts.tokenizer),
-            min_version=max(0, version - algorithm.max_staleness),
-            max_version=version,
-            max_replaced=algorithm.prompts_per_step if max_replaced is None else max_replaced,
-            max_filtered=FILTERED_BATCHES * algorithm.prompts_per_step if max_filtered is None else max_filtered,
-        )
-        groups = self._parts.supply.open(plan, self._replacement)
-        self._groups = groups
-        self._clock.submitted()
-        count = round(algorithm.prompts_per_step * algorithm.over_sampling_factor)
-        await groups.submit(self._parts.prompts.get(count))
-        return groups
-
-    def _replacement(self, dropped: GroupDropped, draw: DrawnItem[Prompt]) -> DrawnItem[Prompt] | None:
-        """Over-sampled groups absorb losses first; then another prompt takes the place."""
-        enough = len(self._groups.live) + len(self._groups.used) >= self._recipe.algorithm.prompts_per_step
-        return None if enough else self._parts.prompts.get(1)[0]
 
     async def _train_streamed(self, groups: StepGroups) -> bool:
         """Mini-batches in order of completion: training overlaps with generation, and the first hold shorter answers.
@@ -320,7 +299,7 @@ class RlStep:
 
     async def _finish(self, groups: StepGroups) -> None:
         state, clock = self._session.state, self._clock
-        state.finish_step(self._parts.prompts.state(), self._sums)
+        state.finish_step(self._parts.prompts.state(self._ahead.not_begun()), self._sums)
         state.results.count_dropped(groups.dropped)
         clock.end(state.results)
         longest = max(one.response_length for one in self._trained)
@@ -340,15 +319,3 @@ class RlStep:
         }
         self._session.record(Purpose.TRAIN, self._trained, self._scored)
         await self._session.report(state.step, values, status_values=status_values, engines=engines)
-
-
-def training_sampling(recipe: RecipeSpec, tokenizer: Tokenizer) -> SamplingParams:
-    """The manifest's sampling."""
-    sampling = recipe.sampling
-    return SamplingParams(
-        max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        stop_token_ids=stop_token_ids(recipe, tokenizer),
-    )

@@ -16,7 +16,7 @@ import numpy as np
 from polyrl.sample import Finish
 from polyrl.status import StepValue
 from polyrl_trainer.backend import StepResult
-from polyrl_trainer.generation.supply import StepGroups
+from polyrl_trainer.generation.supply import GroupPlan, StepGroups
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.state import Results
 
@@ -32,9 +32,9 @@ class StepClock:
         self.reward_tail_s = self.step_s = 0.0
         self.optimizer_steps: list[StepResult] = []
 
-    def submitted(self) -> None:
-        """Generation may begin."""
-        self._submitted = time.monotonic()
+    def submitted(self, generates_since: float) -> None:
+        """Engines generate for the step; with maxStaleness above 0 they may have for a while."""
+        self._submitted = generates_since
 
     def reserved_closes(self) -> None:
         """The reserved engine hands over what it still runs."""
@@ -111,7 +111,8 @@ def step_metrics(
         "rollout/replaced_groups": float(groups.replaced),
         "rollout/filtered_groups": float(groups.filtered),
         "rollout/zero_std": share_of_flat_groups(samples, groups.filtered_flat),
-        "rollout/staleness": _staleness(samples, groups.plan.max_version),
+        "rollout/untrained_share": 1.0 - len(groups.used) / groups.submitted,
+        **_staleness(samples, groups.plan),
         "perf/throughput": tokens / max(clock.step_s, 1e-9),
         "weights/version": float(groups.plan.max_version),
         **clock.values(),
@@ -219,6 +220,15 @@ def _actor(learned: Mapping[str, float], optimizer_steps: Sequence[StepResult]) 
     }
 
 
-def _staleness(samples: Sequence[Sample], version: int) -> float:
-    """Mean number of versions between the learner and a sample's oldest token."""
-    return float(np.mean([version - min(sample.versions, default=version) for sample in samples]))
+def _staleness(samples: Sequence[Sample], plan: GroupPlan) -> dict[str, float]:
+    """Versions between the one that the step began with and a sample's oldest token: mean, largest, and the share of
+    samples at each number of them where any is possible."""
+    begun = plan.max_version
+    behind = [begun - min(sample.versions, default=begun) for sample in samples]
+    possible = range(begun - plan.min_version + 1) if begun > plan.min_version else ()
+    return {
+        "rollout/staleness": float(np.mean(behind)),
+        "rollout/staleness_max": float(max(behind)),
+        **{f"rollout/staleness_share/{versions}": behind.count(versions) / len(behind) for versions in possible},
+        "rollout/versions_per_sample": float(np.mean([len(set(sample.versions)) or 1 for sample in samples])),
+    }

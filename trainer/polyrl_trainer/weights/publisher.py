@@ -309,6 +309,8 @@ class PolicyVersions:
         started = time.monotonic()
         ref = await asyncio.to_thread(self._publish_next, state.version, backend)
         await self.rollouts.publish(ref)
+        if ref.version > state.version + 1:
+            state.oldest_version = ref.version
         state.version, state.weights_changed, self._served_here = ref.version, False, True
         self.session.weights_content = ref.content
         return time.monotonic() - started

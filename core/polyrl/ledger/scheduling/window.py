@@ -92,9 +92,15 @@ def opens_in(state: LedgerState, engine: LeasedEngine, now: float) -> float:
     learner = state.learner
     if not learner.token_s:
         return UNKNOWN_CLOSED_S
-    to_come = sum(len(step.ready) + step.open for step in state.steps.values() if step.purpose is Purpose.TRAIN)
-    tokens = learner.tokens + to_come * learner.group_tokens
+    tokens = learner.tokens + _groups_to_come(state) * learner.group_tokens
     return max(SHORTEST_CLOSED_S, learner.busy_since + learner.token_s * tokens - now)
+
+
+def _groups_to_come(state: LedgerState) -> int:
+    """Of the step that trains, which is the earliest one: what is generated ahead of it is learned another time."""
+    steps = (step for step in state.steps.values() if step.purpose is Purpose.TRAIN)
+    earliest = min(steps, key=lambda step: step.step, default=None)
+    return len(earliest.ready) + earliest.open if earliest else 0
 
 
 def loss_seconds(state: LedgerState) -> float:

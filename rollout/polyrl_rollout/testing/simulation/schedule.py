@@ -122,8 +122,8 @@ class Schedule(msgspec.Struct, frozen=True):
     evaluate: bool
     max_tokens: int
     longest_prompt: int = 6
-    ahead: bool = False
-    """Whether the trainer submits a step's groups before the step before it has ended."""
+    ahead: int = 0
+    """Steps whose groups the trainer submits before the step before them has ended."""
     covers: bool = False
     """Whether a trainer that is followed by another one may have written no checkpoint for a step."""
 
@@ -209,9 +209,9 @@ def _with_lost_journals(schedule: Schedule) -> Schedule:
 
 
 def _with_ahead(schedule: Schedule) -> Schedule:
-    """The same with two steps open at once."""
-    ahead = Random(f"ahead/{schedule.seed}").random() < AHEAD_SHARE
-    return msgspec.structs.replace(schedule, ahead=ahead)
+    """The same with several steps open at once."""
+    rng = Random(f"ahead/{schedule.seed}")
+    return msgspec.structs.replace(schedule, ahead=rng.choice((1, 1, 3)) if rng.random() < AHEAD_SHARE else 0)
 
 
 def _with_short_contexts(schedule: Schedule) -> Schedule:

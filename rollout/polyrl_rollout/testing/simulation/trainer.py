@@ -288,9 +288,10 @@ class SimulatedTrainer:
             self.world.after(self.rng.uniform(0.1, 2.0), self._unless_replaced(lambda: self._publish(step + 1)))
         wanted = groups + self.schedule.over_sampling
         self._submit(max(0, wanted - self._ahead.pop((step, self._purpose), 0)), step, self._purpose)
-        if self.schedule.ahead and self._plan:
-            self._ahead[self._plan[0]] = wanted
-            self._submit(wanted, *self._plan[0])
+        for later in self._plan[: self.schedule.ahead]:
+            if later not in self._ahead:
+                self._ahead[later] = wanted
+                self._submit(wanted, *later)
         self._ask_batch()
 
     def _publish(self, version: int) -> None:

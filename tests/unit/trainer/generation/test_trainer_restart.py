@@ -138,6 +138,7 @@ class OneForAll:
 class State:
     next_group: int = 20
     version: int = 3
+    oldest_version: int = 0
     weights_changed: bool = True
 
 
@@ -177,8 +178,10 @@ async def test_adopted_groups_take_the_place_of_new_ones_and_the_rest_is_stale()
     await groups.submit([draw(1), draw(3), draw(2)])
     assert list(groups.live) == [7, 20, 8]
     assert [one.id for one in calls.submitted] == [7, 20, 8]
+    await supply.give_up_adopted(groups.plan)
     assert calls.rejected == [("9.0", DiscardReason.STALE)]
     await groups.submit([draw(1)])
+    await supply.give_up_adopted(groups.plan)
     assert list(groups.live)[-1] == 21
     assert len(calls.rejected) == 1
 
@@ -187,6 +190,7 @@ async def test_an_evaluation_leaves_what_is_held_for_the_step_that_follows() -> 
     calls, _, supply = site(held(7, token=1), measured(8, 1, version=3), measured(9, 1, version=2))
     evaluation = step_of(supply, step=2, purpose=Purpose.EVAL)
     await evaluation.submit([draw(1)])
+    await supply.give_up_adopted(evaluation.plan)
     assert list(evaluation.live) == [8]
     assert calls.rejected == [("9.0", DiscardReason.STALE)]
     groups = step_of(supply)
@@ -314,10 +318,12 @@ async def test_steps_that_are_trained_again_take_what_the_very_same_weights_gene
         supply.session.weights_content = content
         groups = step_of(supply, step=step, min_version=30 + step, max_version=30 + step)
         await groups.submit([draw(token)])
+        await supply.give_up_adopted(groups.plan)
         assert list(groups.live) == [step + 3], "the number of its version is another one"
     supply.session.weights_content = b"others"
     groups = step_of(supply, step=6, min_version=36, max_version=36)
     await groups.submit([draw(3)])
+    await supply.give_up_adopted(groups.plan)
     assert list(groups.live) == [20], "other weights would have written something else"
     assert calls.rejected == [("9.0", DiscardReason.STALE)]
 

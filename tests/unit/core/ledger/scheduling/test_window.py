@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyrl.ledger.events import RecallSent
+from polyrl.ledger.scheduling.window import SHORTEST_CLOSED_S, opens_in
 from polyrl.sample import Pool, Purpose
 from polyrl.wire import Batch, Deregister, Recall
 from polyrl_rollout.testing.stage import Stage, sent
@@ -122,6 +123,17 @@ def test_learning_is_measured_from_the_batch_to_the_next_request() -> None:
     stage.now += 6.0
     stage.ask(most=1)
     assert stage.ledger.state.learner.token_s == pytest.approx(6.0 / 12), "10 tokens of prompt and 2 of response"
+
+
+def test_what_is_generated_ahead_keeps_the_window_closed_no_longer() -> None:
+    stage = learning()
+    reserved = stage.ledger.state.engines["r"]
+    alone = opens_in(stage.ledger.state, reserved, stage.now)
+    assert alone > SHORTEST_CLOSED_S
+    stage.submit(50, step=2)
+    assert opens_in(stage.ledger.state, stage.ledger.state.engines["r"], stage.now) == alone
+    stage.submit(4, step=1)
+    assert opens_in(stage.ledger.state, stage.ledger.state.engines["r"], stage.now) > alone
 
 
 def test_outside_the_window_reserved_engines_get_only_what_nobody_else_could_take() -> None:
