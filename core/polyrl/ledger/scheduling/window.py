@@ -98,7 +98,7 @@ def opens_in(state: LedgerState, engine: LeasedEngine, now: float) -> float:
 
 def _groups_to_come(state: LedgerState) -> int:
     """Of the step that trains, which is the earliest one: what is generated ahead of it is learned another time."""
-    steps = (step for step in state.steps.values() if step.purpose is Purpose.TRAIN)
+    steps = (step for step in state.steps.values() if step.purpose is Purpose.TRAIN and (step.ready or step.open))
     earliest = min(steps, key=lambda step: step.step, default=None)
     return len(earliest.ready) + earliest.open if earliest else 0
 

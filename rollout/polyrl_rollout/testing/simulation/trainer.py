@@ -142,6 +142,7 @@ class SimulatedTrainer:
         self._trained, self._step = set(trained), -1
         forgotten = {group.id for message in asked if isinstance(message, Submit) for group in message.groups}
         self._open.clear()
+        self._ahead.clear()
         self.world.watcher.rolled_back(set(trained), forgotten)
         self._next_step()
 

@@ -130,9 +130,9 @@ def test_what_is_generated_ahead_keeps_the_window_closed_no_longer() -> None:
     reserved = stage.ledger.state.engines["r"]
     alone = opens_in(stage.ledger.state, reserved, stage.now)
     assert alone > SHORTEST_CLOSED_S
-    stage.submit(50, step=2)
+    stage.submit(50, step=1)
     assert opens_in(stage.ledger.state, stage.ledger.state.engines["r"], stage.now) == alone
-    stage.submit(4, step=1)
+    stage.submit(4)
     assert opens_in(stage.ledger.state, stage.ledger.state.engines["r"], stage.now) > alone
 
 
