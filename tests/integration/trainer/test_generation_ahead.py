@@ -1,4 +1,4 @@
-"""maxStaleness: the prompts of later steps are at the rollout side while earlier ones train, in the order of the data."""
+"""maxStaleness: prompts of later steps are at the rollout side while earlier ones train, in the order of the data."""
 
 from __future__ import annotations
 
