@@ -209,6 +209,7 @@ class AlgorithmSpec(ManifestModel):
     """Tokens before `sampling.maxNewTokens` from which on length costs reward, in proportion, to 1 at the limit (DAPO's
     soft overlong punishment, never more than 1); 0 punishes none. Filters and metrics see the reward without it."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
-    """Weight versions that a sample may be behind the learner; 0 is synchronous."""
+    """Steps whose prompts are generated ahead of the one that trains, and weight versions that a sample's oldest token
+    may be behind its step's own; 0 is synchronous."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """AdamW and its schedule."""
