@@ -132,10 +132,10 @@ async def test_a_stop_in_mid_step_keeps_the_order_of_the_data(tmp_path):
     run = Run.make(tmp_path / "stopped", Watched(echo), spec)
     learn = run.backend.forward_backward
 
-    def stopping(*batch):
+    def stopping(*batch, **how):
         if run.session.state.step == 2:
             run.session.stop.set()
-        return learn(*batch)
+        return learn(*batch, **how)
 
     run.backend.forward_backward = stopping
     assert not await run.train(spec)

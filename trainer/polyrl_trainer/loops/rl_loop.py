@@ -62,7 +62,7 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
     session.enter(TrainingStage.RL, parts.prompts)
     state, algorithm = session.state, recipe.algorithm
     began_at = state.step
-    ahead = StepsAhead(recipe, parts.supply, parts.prompts, parts.tokenizer)
+    ahead = StepsAhead(recipe, parts.supply, prompts=parts.prompts, tokenizer=parts.tokenizer)
     while state.step < algorithm.steps and not session.stop.is_set():
         before = state.copy()
         step = RlStep(parts, recipe, session, state.step + 1, ahead=ahead, first=state.step == began_at)
