@@ -24,9 +24,7 @@ from polyrl.sample import Purpose, SamplingParams
 from polyrl.wire import GroupDropped
 from polyrl_trainer.data.buffer import DataBuffer, DrawnItem
 from polyrl_trainer.data.examples import Prompt
-from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
-from polyrl_trainer.preparation import stop_token_ids
 
 FILTERED_BATCHES: Final = 10
 """Times promptsPerStep that may be filtered in one step; DAPO's max_num_gen_batches."""
@@ -39,7 +37,7 @@ class StepsAhead:
     recipe: RecipeSpec
     supply: GroupSupply
     prompts: DataBuffer[Prompt]
-    tokenizer: Tokenizer
+    sampling: SamplingParams
     _submitted_at: dict[int, float] = field(default_factory=dict)
     """Monotonic time, by step."""
     _generated_at: float = 0.0
@@ -84,7 +82,7 @@ class StepsAhead:
             step=step,
             purpose=Purpose.TRAIN,
             samples_per_group=self.recipe.sampling.samples_per_prompt,
-            sampling=training_sampling(self.recipe, self.tokenizer),
+            sampling=self.sampling,
             min_version=max(oldest, version - algorithm.max_staleness),
             max_version=version,
             max_replaced=algorithm.prompts_per_step if max_replaced is None else max_replaced,
@@ -99,15 +97,3 @@ class StepsAhead:
         groups = self._open[dropped.step]
         enough = len(groups.live) + len(groups.used) >= self.recipe.algorithm.prompts_per_step
         return None if enough else self.prompts.get(1)[0]
-
-
-def training_sampling(recipe: RecipeSpec, tokenizer: Tokenizer) -> SamplingParams:
-    """The manifest's sampling."""
-    sampling = recipe.sampling
-    return SamplingParams(
-        max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        stop_token_ids=stop_token_ids(recipe, tokenizer),
-    )

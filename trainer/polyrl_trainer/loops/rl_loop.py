@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from polyrl.errors import DeadlineExceeded, ProtocolError
 from polyrl.manifest.parts.algorithm import OldLogProbs
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl.sample import Purpose, Scored
+from polyrl.sample import Purpose, SamplingParams, Scored
 from polyrl.status import StepValue
 from polyrl.wire import Batch, engine_shares
 from polyrl_trainer.backend import TrainingBackend
@@ -47,6 +47,7 @@ from polyrl_trainer.losses import averages, learns_entropy, merge, normalizer, p
 from polyrl_trainer.losses.by_engine import Drawers, with_engine_sums
 from polyrl_trainer.losses.overlong import shaped_advantages, without_truncated
 from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
+from polyrl_trainer.preparation import stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
@@ -62,7 +63,8 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
     session.enter(TrainingStage.RL, parts.prompts)
     state, algorithm = session.state, recipe.algorithm
     began_at = state.step
-    ahead = StepsAhead(recipe, parts.supply, prompts=parts.prompts, tokenizer=parts.tokenizer)
+    sampling = training_sampling(recipe, parts.tokenizer)
+    ahead = StepsAhead(recipe, parts.supply, prompts=parts.prompts, sampling=sampling)
     while state.step < algorithm.steps and not session.stop.is_set():
         before = state.copy()
         step = RlStep(parts, recipe, session, state.step + 1, ahead=ahead, first=state.step == began_at)
@@ -319,3 +321,15 @@ class RlStep:
         }
         self._session.record(Purpose.TRAIN, self._trained, self._scored)
         await self._session.report(state.step, values, status_values=status_values, engines=engines)
+
+
+def training_sampling(recipe: RecipeSpec, tokenizer: Tokenizer) -> SamplingParams:
+    """The manifest's sampling."""
+    sampling = recipe.sampling
+    return SamplingParams(
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop_token_ids=stop_token_ids(recipe, tokenizer),
+    )
