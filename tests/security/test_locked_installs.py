@@ -31,6 +31,14 @@ def test_nothing_is_installed_without_a_hash(place: Path) -> None:
         assert by_uv if "/uv pip" in command else OF_PIP in command, command
 
 
+def test_a_forge_runs_what_was_read() -> None:
+    """Actions are named by their commits: a tag may be moved to another one."""
+    workflows = [path.read_text() for path in ROOT.glob(".github/workflows/*.yml")]
+    used = [line for text in workflows for line in re.findall(r"uses: (.*)", text)]
+    assert used
+    assert [line for line in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v[\d.]+", line)] == []
+
+
 def wheel(folder: Path, name: str, content: str, needs: str = "") -> str:
     """A wheel of one module, and the SHA-256 of its bytes."""
     info = f"{name}-1.0.dist-info"
