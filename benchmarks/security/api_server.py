@@ -1,7 +1,9 @@
 """As much of an API server as one operator asks for, in memory: lists in pages, watches, and writes that always pass.
 
 A PolyRLJob's spec is kept as the text that its author sent: what a real server would have refused or pruned reaches the
-operator here. Refuses to hold: admission, validation, owner references' garbage collection.
+operator here. What is owned by nothing that is there is collected, as by a real server's controller: else what the
+operator makes in the moment in which a job goes would stay, and be kept by it too. Refuses to hold: Events, admission,
+validation.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from polyrl_operator.api.kinds import JOB, KINDS
+from polyrl_operator.api.kinds import EVENT, JOB, KINDS
 
 MAX_BODY: Final = 8 << 20
+COLLECT_S: Final = 1.0
+"""From the creation of what has no owner to its end."""
 KEPT_CHANGES: Final = 10_000
 """Per collection, for a watch that begins a little later than its list."""
 
@@ -56,6 +60,9 @@ class FakeApiServer:
         self._collections: dict[str, Collection] = defaultdict(Collection)
         for namespace in namespaces:
             self._collections[NAMESPACES].objects["", namespace] = Stored({"name": namespace, "uid": "u"}, "")
+        self._uids: set[str] = set()
+        """Of all that is there."""
+        self._collecting = set[asyncio.Task[None]]()
         self._version = 1
 
     async def start(self) -> str:
@@ -81,6 +88,7 @@ class FakeApiServer:
     async def delete(self, plural: str, namespace: str, name: str) -> Stored | None:
         stored = self._collections[plural].objects.pop((namespace, name), None)
         if stored is not None:
+            self._uids.discard(stored.metadata["uid"])
             await self._announce(plural, stored, "DELETED")
         return stored
 
@@ -147,12 +155,22 @@ class FakeApiServer:
         metadata = {"uid": str(uuid.uuid4())} | body.pop("metadata", {}) | {"namespace": namespace}
         name = metadata.setdefault("name", metadata.get("generateName", "") + uuid.uuid4().hex[:6])
         stored = Stored(metadata, json.dumps(body)[1:-1])
-        if not dry_run:
+        if not dry_run and plural != EVENT.plural:
             await self._store(plural, namespace, name, stored, "MODIFIED" if known else "ADDED")
+            owners = [owner["uid"] for owner in metadata.get("ownerReferences", ())]
+            if owners and not self._uids.intersection(owners):
+                task = asyncio.create_task(self._collect(plural, namespace, name))
+                self._collecting.add(task)
+                task.add_done_callback(self._collecting.discard)
         return stored
+
+    async def _collect(self, plural: str, namespace: str, name: str) -> None:
+        await asyncio.sleep(COLLECT_S)
+        await self.delete(plural, namespace, name)
 
     async def _store(self, plural: str, namespace: str, name: str, stored: Stored, change: str) -> None:
         self._collections[plural].objects[namespace, name] = stored
+        self._uids.add(stored.metadata["uid"])
         await self._announce(plural, stored, change)
 
     async def _announce(self, plural: str, stored: Stored, change: str) -> None:

@@ -68,9 +68,8 @@ def proven_engine(identity: bytes, identity_key: str) -> str | None:
     if ENGINE_NAME.fullmatch(name) is None:
         return None
     engine = name.decode("ascii")
-    scopes = (engine, _job_scope(engine))
-    proofs = [_proof(scope, identity_key).encode() for scope in scopes]
-    return engine if any(hmac.compare_digest(proof, right) for right in proofs) else None
+    rights = (_proof(scope, identity_key).encode() for scope in (engine, _job_scope(engine)))
+    return engine if any(hmac.compare_digest(proof, right) for right in rights) else None
 
 
 def is_reserved(identity: bytes, identity_key: str) -> bool:

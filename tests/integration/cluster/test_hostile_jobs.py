@@ -1,9 +1,10 @@
 """Hostile PolyRLJobs on a real API server and the operator's own process: the others are looked after, within its
-memory, and a bad one learns why in its own condition."""
+memory, and a bad one learns why in its own condition. POLYRL_FUZZ=100 makes it some thousands."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from polyrl_operator.api.connect import stream_session
 from polyrl_operator.api.kinds import JOB
 from tests.security.hostile_jobs import NESTED, hostile_job
 
-DRAWN = 12
+DRAWN = 12 * int(os.environ.get("POLYRL_FUZZ", "1"))
 LARGE = 8
 MOST_MEMORY = 320 << 20
 """Resident, of the chart's 512 MiB: an idle operator holds 110."""
