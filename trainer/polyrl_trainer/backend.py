@@ -104,7 +104,9 @@ class TrainingBackend(Protocol):
         together: int = 1,
     ) -> TrainFuture[dict[str, float]]:
         """Adds the gradient of `loss` over `batch`; resolves to the loss's named sums plus `loss`, `tokens` (learned),
-        `positions` (computed), `padded_positions` (computed but unused) and their ratio `padding_fraction`.
+        `positions` (computed), `padded_positions` (computed but unused) and their ratio `padding_fraction`; where the
+        backend knows them, `flops` and `learn_seconds` of the call, and of the device `device_flops_max` (per second),
+        `device_allocated_max` and `device_reserved_max` (bytes).
         So many consecutive samples reach the loss `together`, in one pass and next to each other: 2 for pairs.
 
         `temperature` is the one that the samples were drawn at (SamplingParams: 0 is greedy and scores at 1), so that

@@ -110,6 +110,17 @@ def test_entropy_has_a_gradient_only_where_it_is_asked_for(room: int) -> None:
     assert seen == [False, True]
 
 
+def test_operations_of_a_pass_by_hand(backend: TorchBackend) -> None:
+    # Two layers of 32: q, o 32 x 32, k, v 32 x 16 (biases 32 + 16 + 16), mlp 3 x 32 x 48, norms 2 x 32; a last norm of
+    # 32; the head, 23 x 32, is tied to the embedding and multiplied for learned tokens only.
+    layer = 2 * 32 * 32 + 2 * 32 * 16 + 64 + 3 * 32 * 48 + 64
+    samples = draw_samples(3, 16)
+    report = backend.forward_backward(samples, sft_loss).result(WAIT_SECONDS)
+    tokens = report["positions"] - report["padded_positions"]
+    assert report["flops"] == 6 * ((2 * layer + 32) * tokens + 23 * 32 * report["tokens"])
+    assert 0 < report["learn_seconds"] < WAIT_SECONDS
+
+
 def test_greedy_samples_are_scored_at_temperature_one(backend: TorchBackend) -> None:
     samples = draw_samples(4, 4)
     at_zero = backend.log_probs(samples, 0.0).result(WAIT_SECONDS)

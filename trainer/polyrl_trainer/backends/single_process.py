@@ -7,6 +7,7 @@ is taken.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from polyrl.errors import InvalidData, RunFailed
 from polyrl_trainer.backend import Loss, StepResult, TrainFuture, TrainingBackend
 from polyrl_trainer.backends import lora, training_state
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
+from polyrl_trainer.backends.device_load import MatrixSizes, device_numbers
 from polyrl_trainer.backends.model_factory import load_model, serving_files
 from polyrl_trainer.backends.packing import PackedBatch
 from polyrl_trainer.backends.policy import Background, ModelBelowAdapters, Policy, create_policy
@@ -63,6 +65,7 @@ class TorchBackend(TrainingBackend):
         self._optimizer = create_optimizer(policy.model, optimizer)
         self._steps_taken = 0
         self._skipped = 0
+        self._sizes = MatrixSizes.of(policy.model)
         self._has_gradient = False
         self._broken: str | None = None
         self._background = Background("learner", engine.threads, engine.wait_seconds)
@@ -125,6 +128,7 @@ class TorchBackend(TrainingBackend):
         self, batch: Sequence[Sample], loss: Loss, temperature: float, entropy_gradient: bool, together: int
     ) -> dict[str, float]:
         total: dict[str, float] = {}
+        began = time.monotonic()
         self._has_gradient = True
         try:
             with lora.dropout_on(self._policy.model):
@@ -133,7 +137,7 @@ class TorchBackend(TrainingBackend):
         except BaseException as error:
             self._broken = f"a forward-backward pass of its mini-batch failed ({type(error).__name__}: {error})"
             raise
-        return total
+        return {**total, **device_numbers(self._policy.device), "learn_seconds": time.monotonic() - began}
 
     def _one_pass(
         self, packed: PackedBatch, loss: Loss, temperature: float, entropy_gradient: bool
@@ -143,7 +147,9 @@ class TorchBackend(TrainingBackend):
         positions = packed.input_ids.numel()
         used = sum(sample.length for sample in packed.samples)
         counts = {"tokens": len(packed.targets), "positions": positions, "padded_positions": positions - used}
-        return {**sums, "loss": float(value.detach()), **{name: float(count) for name, count in counts.items()}}
+        flops = self._sizes.operations(used, len(packed.targets))
+        numbers = {"loss": float(value.detach()), "flops": flops, **counts}
+        return {**sums, **{name: float(number) for name, number in numbers.items()}}
 
     def _optim_step(self, normalizer: float) -> StepResult:
         if self._broken:

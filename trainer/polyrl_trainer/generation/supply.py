@@ -66,8 +66,8 @@ class StepGroups:
     filtered: int = 0
     submitted: int = 0
     """Groups, replacements among them."""
-    filtered_flat: list[bool] = field(default_factory=list)
-    """Of each filtered group whose rewards are known: whether they were all equal."""
+    filtered_rewards: list[list[float]] = field(default_factory=list)
+    """Of each filtered group whose rewards are known."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def submit(self, draws: Sequence[DrawnItem[Prompt]]) -> None:
@@ -108,7 +108,7 @@ class StepGroups:
         self.first_detail.setdefault(dropped.reason.value, dropped.detail)
         if dropped.reason is DiscardReason.FILTERED:
             rewards = self.supply.runner.rewards_of(dropped.group)
-            self.filtered_flat += [len(set(rewards)) == 1] * (len(rewards) == self.plan.samples_per_group)
+            self.filtered_rewards += [rewards] * (len(rewards) == self.plan.samples_per_group)
         self.supply.runner.release([dropped.group])
         if dropped.reason in _RESUBMITTED:
             await self.submit([draw])

@@ -176,6 +176,7 @@ class RlStep:
             if self._session.stop.is_set():
                 return False
         samples = without_truncated(whitened(samples, self._recipe.algorithm), self._recipe.algorithm)
+        self._trained = samples
         await self._train_epochs(samples, first=0)
         for number in batches:
             await self._parts.rollouts.acknowledge(number)

@@ -7,6 +7,7 @@ overlap, and `timing_s/update_weights`, `timing_s/reward_tail` and `timing_s/oth
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,11 @@ from polyrl_trainer.backend import StepResult
 from polyrl_trainer.generation.supply import GroupPlan, StepGroups
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.state import Results
+
+GB = 1e9
+"""Bytes."""
+NO_TIME_S = 1e-9
+"""In place of 0 where something is divided by seconds."""
 
 
 class StepClock:
@@ -110,10 +116,11 @@ def step_metrics(
         "rollout/dropped_groups": float(sum(groups.dropped.values())),
         "rollout/replaced_groups": float(groups.replaced),
         "rollout/filtered_groups": float(groups.filtered),
-        "rollout/zero_std": share_of_flat_groups(samples, groups.filtered_flat),
+        **solved_shares(samples, groups.filtered_rewards),
         "rollout/untrained_share": 1.0 - len(groups.used) / groups.submitted,
         **_staleness(samples, groups.plan),
-        "perf/throughput": tokens / max(clock.step_s, 1e-9),
+        "perf/throughput": tokens / max(clock.step_s, NO_TIME_S),
+        "perf/throughput_gen": tokens / max(clock.generate_s, NO_TIME_S),
         "weights/version": float(groups.plan.max_version),
         **clock.values(),
     }
@@ -126,6 +133,8 @@ def learning_metrics(
     return {
         **_rewards(samples),
         **_lengths(samples),
+        **_advantages(samples),
+        **_device(learned),
         "rollout/duplicates_in_group": duplicates_in_group(samples),
         **_actor(learned, optimizer_steps),
         "perf/padding_fraction": learned["padding_fraction"],
@@ -141,17 +150,22 @@ def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
         "reward/min": float(rewards.min()),
         "reward/max": float(rewards.max()),
         **({"reward/overlong_penalty": float(np.mean(penalties))} if penalties else {}),
-        "rollout/zero_std": share_of_flat_groups(samples),
+        **solved_shares(samples),
     }
 
 
-def share_of_flat_groups(samples: Sequence[Sample], filtered: Sequence[bool] = ()) -> float:
-    """Share of groups whose rewards are all equal, so that they teach nothing: of those that train, and of those that
-    the filter took away before."""
-    by_group: dict[int, set[float]] = {}
+def solved_shares(samples: Sequence[Sample], filtered: Sequence[Sequence[float]] = ()) -> dict[str, float]:
+    """Shares of groups, of those that train and those that the filter took away before: whose rewards are all equal, so
+    that they teach nothing; equal and above 0 (too easy); none of them above 0 (too hard)."""
+    by_group: dict[int, list[float]] = {}
     for sample in samples:
-        by_group.setdefault(sample.group, set()).add(sample.reward)
-    return float(np.mean([*(len(values) == 1 for values in by_group.values()), *filtered]))
+        by_group.setdefault(sample.group, []).append(sample.reward)
+    groups = [*by_group.values(), *filtered]
+    return {
+        "rollout/zero_std": float(np.mean([min(one) == max(one) for one in groups])),
+        "rollout/solve_all": float(np.mean([min(one) == max(one) > 0 for one in groups])),
+        "rollout/solve_none": float(np.mean([max(one) <= 0 for one in groups])),
+    }
 
 
 def duplicates_in_group(samples: Sequence[Sample]) -> float:
@@ -170,11 +184,49 @@ def mean_metrics(rows: Sequence[Mapping[str, float]], prefix: str) -> dict[str, 
 def _lengths(samples: Sequence[Sample]) -> dict[str, float]:
     lengths = [sample.response_length for sample in samples]
     cut = [sample.finish_reason == Finish.LENGTH for sample in samples if sample.finish_reason]
+    turns = [_turn_lengths(sample) for sample in samples]
     return {
-        "response_length/mean": float(np.mean(lengths)),
-        "response_length/max": float(max(lengths)),
+        **_spread("response_length", lengths),
+        "response_length/std": float(np.std(lengths)),
+        **_spread("prompt_length", [sample.prompt_length for sample in samples]),
+        **_spread("num_turns", [len(one) for one in turns]),
+        **_spread("turn_length", [length for one in turns for length in one]),
         **({"response_length/clip_ratio": float(np.mean(cut))} if cut else {}),
     }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    mean, least, most = float(np.mean(values)), float(min(values)), float(max(values))
+    return {f"{name}/mean": mean, f"{name}/min": least, f"{name}/max": most}
+
+
+def _turn_lengths(sample: Sample) -> list[int]:
+    """Learned tokens of each stretch without text of an environment; at least one number."""
+    edges = np.diff(sample.loss_mask > 0, prepend=False, append=False).nonzero()[0]
+    return [int(length) for length in edges[1::2] - edges[::2]] or [0]
+
+
+def _advantages(samples: Sequence[Sample]) -> dict[str, float]:
+    """Over learned tokens, as the loss gets them."""
+    values = [one.advantages[one.loss_mask > 0] for one in samples if one.advantages is not None]
+    every = np.concatenate(values) if values else np.zeros(0)
+    if not len(every):
+        return {}
+    return {**_spread("critic/advantages", every.tolist()), "critic/advantages/std": float(every.std())}
+
+
+def _device(learned: Mapping[str, float]) -> dict[str, float]:
+    """What the learner's device did in its passes, and held."""
+    values = {"perf/max_cpu_memory_used_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB}
+    for name, held in (("allocated", "device_allocated_max"), ("reserved", "device_reserved_max")):
+        if held in learned:
+            values[f"perf/max_memory_{name}_gb"] = learned[held] / GB
+    seconds = learned.get("learn_seconds", 0.0)
+    if seconds:
+        values["perf/throughput_train"] = learned["tokens"] / seconds
+        if "device_flops_max" in learned:
+            values["perf/mfu/actor"] = learned["flops"] / seconds / learned["device_flops_max"]
+    return values
 
 
 def separate_movement(learned: Mapping[str, float], first: Mapping[str, float]) -> dict[str, float]:
@@ -198,7 +250,7 @@ _ACTOR_NAMES = {
     "moved_k1": "actor/ppo_kl",
     "mismatch_k1": "rollout_corr/kl",
     "mismatch_k3": "rollout_corr/k3_kl",
-    "correction_weight": "rollout_corr/weight",
+    "correction_weight": "rollout_corr/rollout_is_mean",
     "correction_fraction": "rollout_corr/bounded_fraction",
     "kl_reference": "actor/kl_loss",
     "rollout_drift": "actor/rollout_drift",
@@ -210,14 +262,29 @@ _ACTOR_NAMES = {
 
 def _actor(learned: Mapping[str, float], optimizer_steps: Sequence[StepResult]) -> dict[str, float]:
     named = {_ACTOR_NAMES[name]: value for name, value in learned.items() if name in _ACTOR_NAMES}
+    own = {name: value for name, value in learned.items() if name.startswith("loss/")}
     norms = [result.grad_norm for result in optimizer_steps if not result.not_finite]
     return {
         **named,
+        **own,
+        **_spreads(learned),
         **({"actor/grad_norm": float(np.mean(norms))} if norms else {}),
         "actor/skipped_steps": float(len(optimizer_steps) - len(norms)),
         "actor/lr": optimizer_steps[-1].learning_rate,
         "actor/optimizer_steps": float(len(norms)),
     }
+
+
+def _spreads(learned: Mapping[str, float]) -> dict[str, float]:
+    """From means of squares: the ratio's standard deviation, and how many of n weighted tokens count,
+    (sum w)^2 / (n sum w^2), as in verl."""
+    values = {}
+    if "ratio_square" in learned:
+        values["actor/ratio_std"] = max(0.0, learned["ratio_square"] - learned["ratio"] ** 2) ** 0.5
+    if learned.get("correction_square"):
+        weight = learned["correction_weight"]
+        values["rollout_corr/rollout_is_eff_sample_size"] = weight**2 / learned["correction_square"]
+    return values
 
 
 def _staleness(samples: Sequence[Sample], plan: GroupPlan) -> dict[str, float]:

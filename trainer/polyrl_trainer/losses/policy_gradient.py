@@ -52,10 +52,10 @@ def policy_gradient(
     step. With `own` its numbers stand in place of the whole bracket of max; it finds pi_old in `old_log_probs`.
 
     Sums over learned tokens: `pg_loss`, `clip_fraction` and `dual_clip_fraction` (tokens that the one or the other
-    bounds), `correction_weight`, `correction_fraction` (bounded or left out), `ratio`, `entropy`, `mismatch_k1` and
-    `mismatch_k3` (rollout policy to the old one, where that is recomputed, else to this one), `rollout_drift` (absolute
-    difference of their logprobs); with recomputed ones `moved_k1` (old policy to this one), with a penalty in the loss
-    `kl_reference`; and `ratio_max`, `rollout_drift_max`.
+    bounds), `correction_weight`, `correction_square`, `correction_fraction` (bounded or left out), `ratio`,
+    `ratio_square`, `entropy`, `mismatch_k1` and `mismatch_k3` (rollout policy to the old one, where that is recomputed,
+    else to this one), `rollout_drift` (absolute difference of their logprobs); with recomputed ones `moved_k1` (old
+    policy to this one), with a penalty in the loss `kl_reference`; and `ratio_max`, `rollout_drift_max`.
     Raises InvalidData when samples lack what the formula needs.
     """
     _refuse_absent(inputs, algorithm)
@@ -69,6 +69,7 @@ def policy_gradient(
         **_mismatch_sums(inputs, old, recomputed=algorithm.old_log_probs is OldLogProbs.RECOMPUTE),
         **{name: _summed(inputs, name, share) for name, share in shares.items()},
         "correction_weight": _sum(inputs, weights),
+        "correction_square": _sum(inputs, weights.square()),
         "correction_fraction": _sum(inputs, outside),
     }
     if penalizes_loss(algorithm):
@@ -191,6 +192,7 @@ def _policy_sums(inputs: LossInputs, per_token: torch.Tensor, ratio: torch.Tenso
     return {
         "pg_loss": _sum(inputs, per_token),
         "ratio": _sum(inputs, ratio),
+        "ratio_square": _sum(inputs, ratio.square()),
         "entropy": _sum(inputs, inputs.entropy),
         "ratio_max": torch.cat([ratio, ratio.new_zeros(1)]).max(),
     }

@@ -10,7 +10,7 @@ from polyrl_trainer.backend import LossInputs
 
 MAX_SUFFIX = "_max"
 
-COUNTS = frozenset({"loss", "tokens", "positions", "padded_positions"})
+COUNTS = frozenset({"loss", "tokens", "positions", "padded_positions", "flops", "learn_seconds"})
 """Sums that `averages` does not divide by tokens."""
 
 

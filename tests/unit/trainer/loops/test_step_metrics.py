@@ -6,9 +6,15 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from polyrl_trainer.backend import StepResult
-from polyrl_trainer.loops.step_metrics import duplicates_in_group, learning_metrics, separate_movement
+from polyrl_trainer.loops.step_metrics import (
+    duplicates_in_group,
+    learning_metrics,
+    separate_movement,
+    solved_shares,
+)
 from polyrl_trainer.sample import Sample
 
 
@@ -20,6 +26,54 @@ def sample(group: int, *ids: int) -> Sample:
 def test_duplicates_are_counted_within_groups_only() -> None:
     assert duplicates_in_group([sample(1, 5, 6), sample(1, 5), sample(2, 5, 6), sample(2, 5)]) == 0
     assert duplicates_in_group([sample(1, 5), sample(1, 5), sample(1, 5), sample(1, 6)]) == 0.5
+
+
+def test_groups_are_too_easy_too_hard_or_teach_before_the_filter() -> None:
+    rewarded = [(1, 1.0), (1, 0.0), (2, 0.5), (2, 0.5), (3, 0.0), (3, -1.0), (4, 0.0), (4, 0.0)]
+    samples = [replace(sample(group, 5), reward=reward) for group, reward in rewarded]
+    assert solved_shares(samples) == {"rollout/zero_std": 0.5, "rollout/solve_all": 0.25, "rollout/solve_none": 0.5}
+    filtered = solved_shares(samples[:2], filtered=[[1.0, 1.0], [0.0, 0.0], [1.0, 2.0]])
+    assert filtered == {"rollout/zero_std": 0.5, "rollout/solve_all": 0.25, "rollout/solve_none": 0.25}
+
+
+def test_lengths_turns_and_advantages_by_hand() -> None:
+    # Turns of 2 and 1 tokens with a text of two tokens between them, and one of 5; prompts of 1 and 2 tokens.
+    two = Sample(np.arange(6), np.array([0, 1, 1, 0, 0, 1], np.float32), prompt_length=1, group=1)
+    one = Sample(np.arange(7), np.array([0, 0, 1, 1, 1, 1, 1], np.float32), prompt_length=2, group=1)
+    samples = [replace(two, advantages=two.loss_mask * 2), replace(one, advantages=one.loss_mask * -1)]
+    values = learning_metrics(samples, {"padding_fraction": 0.0}, [StepResult(1.0, 0.1)])
+    assert [values[f"prompt_length/{name}"] for name in ("mean", "min", "max")] == [1.5, 1, 2]
+    assert [values[f"num_turns/{name}"] for name in ("mean", "min", "max")] == [1.5, 1, 2]
+    assert [values[f"turn_length/{name}"] for name in ("mean", "min", "max")] == [pytest.approx(8 / 3), 1, 5]
+    assert [values[f"response_length/{name}"] for name in ("mean", "min", "max", "std")] == [5, 5, 5, 0]
+    # Three tokens of 2 and five of -1: mean 1/8, mean square 17/8.
+    found = [values[f"critic/advantages/{name}"] for name in ("mean", "min", "max", "std")]
+    assert found == pytest.approx([0.125, -1, 2, (17 / 8 - 1 / 64) ** 0.5])
+
+
+def test_spreads_come_from_means_of_squares() -> None:
+    learned = {"ratio": 1.5, "ratio_square": 2.5, "correction_weight": 1.2, "correction_square": 1.6}
+    values = learning_metrics([sample(1, 5)], {**learned, "padding_fraction": 0.0}, [StepResult(1.0, 0.1)])
+    assert values["actor/ratio_std"] == 0.5
+    assert values["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(0.9)
+    assert values["rollout_corr/rollout_is_mean"] == 1.2
+
+
+def test_what_the_device_did_is_of_its_passes_alone() -> None:
+    learned = {"tokens": 100.0, "learn_seconds": 2.0, "flops": 6e12, "padding_fraction": 0.0}
+    values = learning_metrics([sample(1, 5)], learned, [StepResult(1.0, 0.1)])
+    assert values["perf/throughput_train"] == 50.0
+    assert "perf/mfu/actor" not in values, "nobody knows what a CPU can do"
+    assert values["perf/max_cpu_memory_used_gb"] > 0.01
+    on_gpu = {**learned, "device_flops_max": 1e13, "device_allocated_max": 3e9, "device_reserved_max": 4e9}
+    values = learning_metrics([sample(1, 5)], on_gpu, [StepResult(1.0, 0.1)])
+    assert values["perf/mfu/actor"] == pytest.approx(0.3)
+    assert (values["perf/max_memory_allocated_gb"], values["perf/max_memory_reserved_gb"]) == (3.0, 4.0)
+
+
+def test_what_an_own_loss_counts_is_passed_on() -> None:
+    values = learning_metrics([sample(1, 5)], {"loss/gate": 0.5, "padding_fraction": 0.0}, [StepResult(1.0, 0.1)])
+    assert values["loss/gate"] == 0.5
 
 
 def test_the_share_of_cut_samples_is_of_those_that_engines_ended() -> None:

@@ -274,6 +274,8 @@ def test_shares_and_both_divergences_by_hand() -> None:
     assert sums["dual_clip_fraction"] == 1
     assert sums["correction_fraction"] == 1
     assert sums["correction_weight"] == pytest.approx(0.904837 + 1.491825 + 1 + 2 + 0.818731, abs=1e-5)
+    assert sums["correction_weight"] ** 2 / sums["correction_square"] / 5 == pytest.approx(0.886584, abs=1e-5)
+    assert sums["ratio_square"] == pytest.approx(1.491825 + 0.135335 + 2.718282 + 0.367879 + 54.598150, abs=1e-4)
     assert sums["mismatch_k1"] / 5 == pytest.approx(-0.26)
     assert sums["mismatch_k3"] / 5 == pytest.approx(0.247102, abs=1e-6)
     assert sums["moved_k1"] / 5 == pytest.approx(-0.24)
