@@ -29,7 +29,7 @@ run: install ## Run the main job (JOB=file, ARGS="--seed 1 --out DIR")
 
 test: install ## Pass all tests but those that need SGLang or Kubernetes (and what verify runs)
 	$(BIN)/python -m pytest tests/integration tests/properties tests/security tests/unit $(HOUSE:%=--ignore=%) \
-	  -m "not sglang and not api and not browser and not alone" -q $(PARALLEL)
+	  -m "not sglang and not trl and not api and not browser and not alone" -q $(PARALLEL)
 	$(BIN)/python -m pytest tests/integration/local -m alone -q
 
 ##@ Develop
@@ -83,7 +83,7 @@ test-unit: install ## Pass all tests that need no process and no socket, schedul
 	$(BIN)/python -m pytest tests/unit tests/properties -q $(PARALLEL)
 
 test-integration: install ## Pass the tests on real sockets, processes and engines
-	$(BIN)/python -m pytest tests/integration -m "not sglang and not api and not browser and not alone" -q $(PARALLEL)
+	$(BIN)/python -m pytest tests/integration -m "not sglang and not trl and not api and not browser and not alone" -q $(PARALLEL)
 
 verify: lint types contracts dead ## What must hold before a merge: style, types, layers, sizes, words, generated files, docs
 	$(BIN)/python -m pytest -q $(HOUSE) tests/docs -n 2 --dist worksteal

@@ -1,4 +1,7 @@
-"""What busy rewards cost the learner: `python benchmarks/learner/run.py`.
+"""How fast the learner is, beside TRL and a plain loop, and beside busy rewards: `python benchmarks/learner/run.py`.
+
+`vsTrl` and `vsHf` are its tokens per CPU second divided by theirs (`beside_peers`); TRL is installed, when it is first
+needed, into an environment of its own.
 
 One process is a trainer: the learner's real backend and a pool of reward workers, as a run has them. In turns the
 learner works alone and beside rewards that compute without end, so that what else the machine does falls on both. The
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from beside_peers import compare
 
 from polyrl.manifest.parts.user_code import RewardSpec
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
@@ -139,7 +143,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=None, help="default: as in a run, half of the cores")
     parser.add_argument("--threads", type=int, default=max(1, CORES // 2), help="of the learner")
     parser.add_argument("--device", default="cpu")
-    print(json.dumps(asyncio.run(measure(parser.parse_args()))))
+    parser.add_argument("--without-rewards", action="store_true", help="measure beside TRL and the plain loop only")
+    arguments = parser.parse_args()
+    found = compare(MODEL, arguments.threads, arguments.pairs, arguments.seconds)
+    if not arguments.without_rewards:
+        found |= asyncio.run(measure(arguments))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
