@@ -16,6 +16,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from polyrl.errors import InvalidManifest
+from polyrl.history.steps import wanted_steps
 from polyrl.manifest.base import CLUSTER_ONLY_KEY
 from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob
 from polyrl.manifest.recipe import ModelSpec
@@ -90,9 +91,11 @@ def validation_report(file: Path, sets: Sequence[str], *, check: bool = True) ->
     check_files(job, file, sets, absolute=False)
     unchecked = check_contents(job, file, sets) if check else []
     recipe, rollout = job.spec.recipe, job.spec.rollout
+    stages = wanted_steps(job.model_dump(mode="json", by_alias=True, include={"spec": {"recipe"}}))
+    steps = " and ".join(f"{count} {stage.upper()}" for stage, count in stages.items())
     lines = [
-        f"{file} is valid: {job.metadata.name}, mode {recipe.mode}, {recipe.sft.steps} SFT and"
-        f" {recipe.algorithm.steps} RL steps, {rollout.min_replicas} to {rollout.max_replicas} rollouts",
+        f"{file} is valid: {job.metadata.name}, mode {recipe.mode}, {steps} steps,"
+        f" {rollout.min_replicas} to {rollout.max_replicas} rollouts",
         *(f"note: {note}" for note in [*notes(job), *template_notes(job.spec)]),
         *(f"note: {fault.sentence}" for fault in unset_variables(job)),
         *(f"note: {path_text(fault.field)} {fault.sentence}" for fault in missing_sinks(job)),

@@ -13,7 +13,7 @@ from typing import Any
 
 from polyrl.errors import UserError
 from polyrl.manifest.job import read_job
-from polyrl.model_card import ORIGIN
+from polyrl.model_card import ORIGIN, REWARD_MODEL
 from polyrl_cli.local.run_folder import RunFolder, existing_folder
 from polyrl_cli.model.export import read_origin
 from polyrl_cli.model.sealed import MODEL, find_checkpoint
@@ -39,12 +39,16 @@ def generate_lines(
     if wanted.answers > 1 and wanted.temperature == 0:
         raise UserError(f"--n {wanted.answers}: at temperature 0 all answers are the same; set --temperature")
     folder = weights_folder(place, step)
+    origin = read_origin(folder / ORIGIN)
+    if origin.stage == REWARD_MODEL:
+        raise UserError(
+            f"{folder}: a reward model gives a number and writes nothing; its card shows how to score with it"
+        )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    origin = read_origin(folder / ORIGIN)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     ids = prompt_ids(tokenizer, prompt, chat=origin.chat, system_prompt=origin.system_prompt)
     auto_model: Any = AutoModelForCausalLM

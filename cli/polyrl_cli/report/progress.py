@@ -44,7 +44,8 @@ REFRESH_PER_S: Final = 4
 """Redraws of the live picture; the status changes at most five times a second."""
 
 REWARD: Final = "reward/mean"
-LOSS: Final = "sft/loss"
+LOSSES: Final = {"sft": "sft/loss", "dpo": "dpo/loss", "reward-model": "rm/loss"}
+"""By the phases that have no reward."""
 EXACT_MATCH: Final = "eval/exact_match"
 """Names under which the trainer reports; the field's."""
 
@@ -109,7 +110,7 @@ class Progress:
         self.phase, self.news = report.phase, self.news + 1
         if report.phase in self.totals:
             self.steps[report.phase] = report.step
-        self.loss = report.values.get(LOSS, self.loss)
+        self.loss = report.values.get(LOSSES.get(report.phase, ""), self.loss)
         for name, words in EVALUATED.items():
             if name in report.values:
                 self.evaluated, self.evaluations[self._moment()] = words, report.values[name]
@@ -199,7 +200,7 @@ def line(progress: Progress) -> str:
     parts = [f"{clock_text(progress.elapsed)}  {phase or 'starting'}"]
     if phase in progress.totals:
         parts.append(f"step {progress.steps.get(phase, 0)}/{progress.totals[phase]}")
-    if phase == "sft" and progress.loss is not None:
+    if phase in LOSSES and progress.loss is not None:
         parts.append(f"loss {progress.loss:.3f}")
     if progress.rewards:
         parts.append(f"reward {progress.rewards[-1]:.3f}")
@@ -256,9 +257,9 @@ def _bars(progress: Progress, width: int) -> Table:
 
 def _bar_note(progress: Progress, phase: str) -> Text:
     """Loss or reward, with what it was lately."""
-    if phase == "sft" and progress.loss is not None:
+    if phase in LOSSES and progress.loss is not None:
         return Text(f"loss {progress.loss:.3f}")
-    if phase != "sft" and progress.rewards:
+    if phase not in LOSSES and progress.rewards:
         return Text.assemble(f"reward {progress.rewards[-1]:.3f}  ", (sparkline(progress.rewards), "cyan"))
     return Text()
 

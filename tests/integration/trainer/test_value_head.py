@@ -109,6 +109,17 @@ def test_a_language_model_gives_the_trunk_and_the_seed_the_head(tmp_path: Path) 
     assert all(torch.equal(first[name], trunk[name]) for name in first if name.startswith("model."))
 
 
+@pytest.mark.parametrize(("special", "padding"), [(SpecialTokens(pad=0, eos=2), 0), (SpecialTokens(eos=2), 2)])
+def test_the_folder_of_a_trunk_that_knew_no_padding_scores_a_batch(
+    tmp_path: Path, special: SpecialTokens, padding: int
+) -> None:
+    load_model(MODEL.source, 5, "float32").save_pretrained(tmp_path / "trunk")
+    made = make(replace(VALUE_MODEL, source=tmp_path / "trunk", special_tokens=special))
+    model = AutoModelForSequenceClassification.from_pretrained(saved(made, tmp_path / "model"))
+    made.close()
+    assert model.config.pad_token_id == padding, "without one transformers refuses batches"
+
+
 def test_a_value_model_without_its_head_is_refused(backend: TorchBackend, tmp_path: Path) -> None:
     folder = saved(backend, tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")

@@ -32,7 +32,7 @@ def test_sampling_modes_want_everything(mode: str) -> None:
     assert workers.rollouts == 2
 
 
-@pytest.mark.parametrize("mode", ["sft", "offline-rl"])
+@pytest.mark.parametrize("mode", ["sft", "offline-rl", "dpo", "reward-model"])
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -47,7 +47,7 @@ def test_modes_that_sample_nothing_want_only_the_trainer(mode: str, recipe: dict
     assert "--manager-endpoints" not in workers.trainer.argv
 
 
-@pytest.mark.parametrize("mode", ["sft", "offline-rl"])
+@pytest.mark.parametrize("mode", ["sft", "offline-rl", "dpo"])
 def test_modes_that_only_evaluate_want_the_reserved_engine_alone(mode: str) -> None:
     workers = wanted(mode, {"data": EVAL}, trainer={"reservedEngine": False}, rollout={"maxReplicas": 4})
     assert workers.reserved is not None

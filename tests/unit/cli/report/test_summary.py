@@ -11,7 +11,7 @@ from polyrl.history.rows import MetricsRow, parse_metrics
 from polyrl.manifest.spec import JobSpec
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus, TokenCounts
-from polyrl_cli.report.progress import Progress, picture, sparkline
+from polyrl_cli.report.progress import Progress, line, picture, sparkline
 from polyrl_cli.report.summary import bytes_per_token, seconds_by_stage, step_parts
 from polyrl_cli.report.timeline import num_serving
 
@@ -131,3 +131,15 @@ def test_the_picture_shows_what_the_run_has_cost_by_now() -> None:
     for number in range(2):
         progress.take_event(FleetEvent(time=5000.0, t=0.0, kind="started", worker=f"rollout-{number}"))
     assert progress.cost == "2.00 EUR (spot 2.00), 7.20 per hour now"
+
+
+@pytest.mark.parametrize(("mode", "name"), [("sft", "sft/loss"), ("dpo", "dpo/loss"), ("reward-model", "rm/loss")])
+def test_a_stage_without_rewards_shows_its_loss(mode: str, name: str) -> None:
+    section = "rewardModel" if mode == "reward-model" else mode
+    spec = JobSpec.model_validate({"recipe": {"mode": mode, "model": {"path": "m"}, section: {"steps": 5}}})
+    progress = Progress("job", spec, clock=lambda: 1.0, began=0.0)
+    progress.take_report(MetricsRow(1.0, mode, step=2, values={name: 0.25}))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(picture(progress, 80))
+    assert line(progress).endswith(f"{mode}  step 2/5  loss 0.250")
+    assert "2/5  loss 0.250" in console.export_text()
