@@ -18,8 +18,8 @@ from polyrl_cli.manifests.yaml_source import FieldPath, path_text
 MAX_SHOWN: Final = 40
 """Characters of a wrong value that are repeated; enough to recognise it."""
 
-MAX_GUESSES: Final = 3
-"""Fields of one name that are offered together."""
+MAX_GUESSES: Final = 4
+"""Fields of one name that are offered together; as many stages have steps and a learning rate."""
 
 MAX_LISTED: Final = 12
 """Names listed when no known field is close to a misspelt one."""

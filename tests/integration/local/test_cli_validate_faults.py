@@ -82,7 +82,7 @@ FIELDS = [
     ("maxReplicas: 2", f"maxReplicas: {10**30}", 26, "spec.rollout.maxReplicas", "more than the most allowed, 1024"),
     ("maxReplicas: 2", "maxReplicas: " + "9" * 5000, 26, "spec.rollout.maxReplicas", "is not a whole number"),
     ("maxReplicas: 2", "maxReplicas: [2]", 26, "spec.rollout.maxReplicas", "a list is not a whole number"),
-    ("mode: sft+rl", "mode: sft-rl", 7, "spec.recipe.mode", "'sft-rl' is not sft or rl or sft+rl or offline-rl; did you mean sft+rl?"),
+    ("mode: sft+rl", "mode: sft-rl", 7, "spec.recipe.mode", "'sft-rl' is not sft or rl or sft+rl or offline-rl or dpo or reward-model; did you mean sft+rl?"),
     ("mode: sft+rl", "mode: 7", 7, "spec.recipe.mode", "7 is not sft or rl"),
     ("mode: sft+rl", "mode: sft+rl\n    seed: -5", 8, "spec.recipe.seed", "-5 is less than the least allowed, 0"),
     ("learningRate: 1e-3", "learningRate: 0", 16, "spec.recipe.sft.optimizer.learningRate", "0 is not more than 0"),
@@ -262,9 +262,12 @@ OVERRIDES = [
     ("spec.recipe.sft.learning_rate=1", "unknown field; did you mean spec.recipe.sft.optimizer.learningRate?"),
     (
         "spec.recipe.learningRate=1",
-        "did you mean spec.recipe.algorithm.optimizer.learningRate or spec.recipe.sft.optimizer.learningRate?",
+        "did you mean spec.recipe.algorithm.optimizer.learningRate or spec.recipe.dpo.optimizer.learningRate or spec.recipe.rewardModel.optimizer.learningRate or spec.recipe.sft.optimizer.learningRate?",
     ),
-    ("spec.recipe.steps=1", "did you mean spec.recipe.algorithm.steps or spec.recipe.sft.steps?"),
+    (
+        "spec.recipe.steps=1",
+        "did you mean spec.recipe.algorithm.steps or spec.recipe.dpo.steps or spec.recipe.rewardModel.steps or spec.recipe.sft.steps?",
+    ),
     ("replicas=1", "did you mean spec.rollout.replicas or spec.trainer.replicas?"),
     ("spec.rollout.maxReplicas=[", "'[' is not valid YAML"),
     ("spec.trainer.nothing.limits.memory=1Ti", "unknown field; there is no spec.trainer.nothing, known here: "),
