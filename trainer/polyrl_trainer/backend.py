@@ -54,6 +54,10 @@ class LossInputs:
     """Names of the optional `Sample` fields that at least one sample lacks; a loss that needs one of them refuses."""
     drawers: torch.Tensor | None = None
     """int64[P], see `Sample.drawers`; None where a sample has none."""
+    old_values: torch.Tensor | None = None
+    """float32[P], see `Sample.old_values`; None where a sample has none."""
+    returns: torch.Tensor | None = None
+    """float32[P], see `Sample.returns`; None where a sample has none."""
     values: torch.Tensor | None = None
     """float32[P], of a model with a value head: what it says of all before each position; carries the gradient. Then
     `log_probs` and `entropy` are 0. None of a language model."""

@@ -1,6 +1,7 @@
 """Checkpoints on disk: complete or absent, never half.
 
     checkpoints/rl-step-000040/ model/...       what the backend saves, and what makes it usable: tokenizer, card
+                                critic/...      the same of PPO's critic, where there is one
                                 state.json      `TrainerState`
                                 COMPLETE.json   every file's size and checksum
 
@@ -30,6 +31,7 @@ from polyrl_trainer.state import TrainerState, TrainingStage
 COMPLETE: Final = "COMPLETE.json"
 STATE: Final = "state.json"
 MODEL: Final = "model"
+CRITIC: Final = "critic"
 UNFINISHED_PREFIX: Final = ".unfinished-"
 
 CompleteModel = Callable[[Path, TrainerState], None]
@@ -78,12 +80,12 @@ class Checkpoints:
         """The newest complete one of this run; None before the first."""
         return next(reversed(complete_checkpoints(self.folder)), None)
 
-    def save(self, state: TrainerState, backend: TrainingBackend) -> Path:
+    def save(self, state: TrainerState, backend: TrainingBackend, critic: TrainingBackend | None = None) -> Path:
         """Writes one checkpoint and prunes older ones; blocks until it is on the disk. Raises Superseded when the
         folder has another writer by now."""
         self._must_be_ours()
         try:
-            return self._save(state, backend)
+            return self._save(state, backend, critic)
         except OSError:
             self._must_be_ours()  # who starts removes what others have not finished
             raise
@@ -92,14 +94,17 @@ class Checkpoints:
         if self._writer.read_text() != self._name:
             raise Superseded(f"{self.folder}: another trainer writes here by now")
 
-    def _save(self, state: TrainerState, backend: TrainingBackend) -> Path:
+    def _save(self, state: TrainerState, backend: TrainingBackend, critic: TrainingBackend | None) -> Path:
         final = self.folder / checkpoint_name(state.stage, state.step)
         unfinished = self.folder / f"{UNFINISHED_PREFIX}{final.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
         (unfinished / MODEL).mkdir(parents=True)
         backend.save(unfinished / MODEL)
         self._complete_model(unfinished / MODEL, state)
-        _sync_all(unfinished / MODEL)
+        if critic is not None:
+            (unfinished / CRITIC).mkdir()
+            critic.save(unfinished / CRITIC)
+        _sync_all(unfinished)
         _write(unfinished / STATE, msgspec.json.format(msgspec.json.encode(state)))
         newest = self.newest()
         serial = 1 if newest is None else _read_seal(newest).serial + 1

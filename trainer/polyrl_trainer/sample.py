@@ -42,6 +42,10 @@ class Sample:
     """int64[T], number of the engine that drew each token, see `losses.by_engine`."""
     old_log_probs: npt.NDArray[np.float32] | None = None
     """float32[T], of the learner before the step's first update, where the algorithm asks for them."""
+    old_values: npt.NDArray[np.float32] | None = None
+    """float32[T], of the critic before the step's first update, at each learned token: what it expects from there."""
+    returns: npt.NDArray[np.float32] | None = None
+    """float32[T], what the critic is to learn."""
     turn_rewards: tuple[float, ...] = ()
     """What an environment gave for each of the policy's turns that it answered, for the reward function."""
     versions: tuple[int, ...] = ()

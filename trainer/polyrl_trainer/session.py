@@ -48,6 +48,8 @@ class Session:
     """None: what the model writes is not kept."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the run was asked to end; loops save and return."""
+    critic: TrainingBackend | None = None
+    """Saved beside the policy while one learns."""
     max_manager_outage_s: float = 0.0
     """How long capacity may be away; loops wait for samples at least so long."""
     status_values: dict[str, float] = field(default_factory=dict)
@@ -112,7 +114,7 @@ class Session:
         """A checkpoint of the state as it is now, while the event loop lives on."""
         if self.rollouts is not None:
             self.state.acknowledged = list(self.rollouts.acknowledged)
-        path = await asyncio.to_thread(self.checkpoints.save, self.state.copy(), backend)
+        path = await asyncio.to_thread(self.checkpoints.save, self.state.copy(), backend, self.critic)
         if self.rollouts is not None:
             self.rollouts.cover(self.state.acknowledged)
         log.info("checkpoint saved", path=str(path), stage=self.state.stage.value, step=self.state.step)

@@ -18,7 +18,15 @@ from typing import Any, Final
 
 from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal
-from polyrl.local.memory import FLOAT32_BYTES, GIB, LEARNER_BYTES, SERVED_BYTES, learner_bytes, parameters_of
+from polyrl.local.memory import (
+    FLOAT32_BYTES,
+    GIB,
+    LEARNER_BYTES,
+    SERVED_BYTES,
+    learner_bytes,
+    parameters_of,
+    trains_critic,
+)
 from polyrl.manifest.engine_args import argument, copies_per_engine
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import RecipeSpec
@@ -92,7 +100,7 @@ def adapter_bytes(sizes: ModelSizes, recipe: RecipeSpec | None) -> int:
         return 0
     hidden, inner, keys = sizes.hidden, sizes.inner, sizes.keys
     widths = 2 * 2 * hidden + 2 * (hidden + keys) + 3 * (hidden + inner)
-    return LEARNER_BYTES * recipe.model.lora.rank * sizes.layers * widths
+    return LEARNER_BYTES * recipe.model.lora.rank * sizes.layers * widths * (2 if trains_critic(recipe) else 1)
 
 
 def kept_bytes(sizes: ModelSizes, dtype: str) -> int:

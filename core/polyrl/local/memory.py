@@ -2,6 +2,7 @@
 
 learner     weights, gradients and two moments in float32 on the CPU; on a GPU the float32 weights pass through once;
             where adapters learn too, and weights of `model.dtype` stay
+critic      as the learner, with PPO
 reference   float32 weights, with a KL penalty; with adapters it is the model below them
 engines     each its own copy of the weights, where they are embedded, which run on the CPU beside a GPU as well
 processes   what torch and transformers take before any weight is there
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.recipe import RecipeSpec
+from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl.manifest.rollout import EngineType
 from polyrl.worker import num_rollouts, samples_to_train, wants_engines
 
@@ -44,11 +45,17 @@ def parameters_of(config: Mapping[str, Any]) -> int:
     return hidden * (vocabulary + layers * (2 * hidden + 2 * inner))
 
 
+def trains_critic(recipe: RecipeSpec) -> bool:
+    """Whether the learner holds the model twice, to learn a value function."""
+    return recipe.mode in (Mode.RL, Mode.SFT_RL) and recipe.algorithm.uses_critic
+
+
 def learner_bytes(recipe: RecipeSpec) -> int:
     """What the learner holds of a parameter between passes, on its device; adapters, which are few, not counted."""
     if recipe.model.lora is not None:
-        return SERVED_BYTES[recipe.model.dtype]
-    return LEARNER_BYTES + (FLOAT32_BYTES if recipe.algorithm.kl_coefficient > 0 else 0)
+        return SERVED_BYTES[recipe.model.dtype] * (2 if trains_critic(recipe) else 1)
+    critic = LEARNER_BYTES if trains_critic(recipe) else 0
+    return LEARNER_BYTES + critic + (FLOAT32_BYTES if recipe.algorithm.kl_coefficient > 0 else 0)
 
 
 def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> tuple[str, str] | None:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
+from polyrl_trainer.loops.critic import Critic
 from polyrl_trainer.loops.mini_batches import updates_per_step
 from polyrl_trainer.loops.rl_loop import RlParts, run_rl_training
 from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
@@ -66,6 +68,14 @@ MODEL = ModelConfig(SOURCE, seed=SEED, dtype="float32")
 def backend_of(total_steps: int) -> TorchBackend:
     optimizer = OptimizerConfig(learning_rate=0.03, total_steps=total_steps)
     return create_torch_backend(MODEL, EngineConfig("cpu"), optimizer, CheckpointConfig(fsync=False))
+
+
+def critic_of(spec: RecipeSpec) -> Critic | None:
+    if not spec.algorithm.uses_critic:
+        return None
+    optimizer = OptimizerConfig(learning_rate=0.03, total_steps=100)
+    model = replace(MODEL, head="value")
+    return Critic(create_torch_backend(model, EngineConfig("cpu"), optimizer, CheckpointConfig(fsync=False)), spec)
 
 
 def write_model(folder: Path, backend: TorchBackend) -> Path:
@@ -176,12 +186,15 @@ async def train(
         prompts=DataBuffer([prepare_prompts(rows, TOKENIZER, 40)], [1.0], seed=SEED),
         tokenizer=TOKENIZER,
         own=own,
+        critic=critic_of(spec),
     )
     try:
         assert await run_beside(run_rl_training(parts, spec, session), runner.run(), supply.run())
     finally:
         session.end(folder, "done")
         backend.close()
+        if parts.critic is not None:
+            parts.critic.backend.close()
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -204,6 +217,7 @@ WHOLE_STEP = {"old_log_probs": "recompute"}
 CASES: dict[str, tuple[dict[str, Any], OwnAlgorithm]] = {
     **{name.value: ({"name": name}, NOTHING_OWN) for name in AlgorithmName},
     "reinforce++": ({"name": "reinforce++", **WHOLE_STEP}, NOTHING_OWN),
+    "ppo": ({"name": "ppo", "mini_batch_prompts": 4, **WHOLE_STEP}, NOTHING_OWN),
     "entropy bonus": ({"entropy_coefficient": 0.001}, NOTHING_OWN),
     "epochs": ({"update_epochs": 2, "mini_batch_prompts": 4, **WHOLE_STEP}, NOTHING_OWN),
     "own": ({"update_epochs": 2}, OWN),

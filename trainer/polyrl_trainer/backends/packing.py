@@ -194,6 +194,8 @@ def loss_inputs(
         absent=absent,
         drawers=_drawers(batch.samples, device),
         values=values,
+        old_values=_where_all_have(batch.samples, "old_values", device),
+        returns=_where_all_have(batch.samples, "returns", device),
         **columns,
     )
 
@@ -220,6 +222,10 @@ def _learned(sample: Sample) -> npt.NDArray[np.int64]:
 def _drawers(samples: Sequence[Sample], device: torch.device) -> torch.Tensor | None:
     arrays = [one.drawers[_learned(one)] for one in samples if one.drawers is not None]
     return torch.from_numpy(np.concatenate(arrays)).to(device) if len(arrays) == len(samples) else None
+
+
+def _where_all_have(samples: Sequence[Sample], name: str, device: torch.device) -> torch.Tensor | None:
+    return None if any(getattr(one, name) is None for one in samples) else _column(samples, name).to(device)
 
 
 def _column(samples: Sequence[Sample], name: str) -> torch.Tensor:

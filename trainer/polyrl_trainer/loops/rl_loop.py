@@ -4,7 +4,8 @@
         engines generate, user code scores                              (all the while)
         pull ─> complete groups ─> advantages ─> forward-backward       (as soon as minMicroBatchSamples are scored)
         ... until exactly a mini-batch is learned ─> one optimizer step ─> acknowledge
-        (oldLogProbs recompute: pull and score until the step is whole, then mini-batches that a seed draws)
+        (oldLogProbs recompute: pull and score until the step is whole, then mini-batches that a seed draws; with
+        advantage gae the critic says first what it expected, and learns from each mini-batch beside the policy)
         (updateEpochs above 1: again over the step's samples, in other mini-batches)
     surplus is cancelled and its prompts go back to the buffer ─> metrics, checkpoint, evaluation
 
@@ -39,12 +40,14 @@ from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.steps_ahead import StepsAhead
 from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.generation.supply import GroupSupply, StepGroups
+from polyrl_trainer.loops.critic import Critic
 from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.mini_batches import draw_mini_batches, groups_per_mini_batch, with_old_log_probs
 from polyrl_trainer.loops.step_metrics import StepClock, separate_movement, step_metrics
 from polyrl_trainer.losses import averages, learns_entropy, merge, normalizer, policy_loss, whitened
 from polyrl_trainer.losses.by_engine import Drawers, with_engine_sums
+from polyrl_trainer.losses.critic import value_metrics
 from polyrl_trainer.losses.overlong import shaped_advantages, without_truncated
 from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
 from polyrl_trainer.preparation import stop_token_ids
@@ -106,6 +109,8 @@ class RlParts(RolloutSide):
     reference: ReferenceScores | None = None
     """Needed when klCoefficient is above 0."""
     own: OwnAlgorithm = NOTHING_OWN
+    critic: Critic | None = None
+    """Needed by advantage gae."""
 
 
 class RlStep:
@@ -188,8 +193,21 @@ class RlStep:
             seed = (self._recipe.seed, self._step, epoch)
             for mini_batch in draw_mini_batches(samples, self._groups_per_mini_batch, seed):
                 with self._clock.training():
-                    sums = await self._learn(mini_batch, again=epoch > 0)
-                await self._update(sums)
+                    learns = await self._teach_critic(mini_batch)
+                    sums = await self._learn(mini_batch, again=epoch > 0) if learns else {}
+                if learns:
+                    await self._update(sums)
+
+    async def _teach_critic(self, mini_batch: list[Sample]) -> bool:
+        """Its optimizer step, if there is one. False when the policy waits until it has warmed up."""
+        critic = self._parts.critic
+        if critic is None:
+            return True
+        computed = await critic.learn(mini_batch)
+        if not critic.warms_up(self._step):
+            return True
+        self._sums = merge(self._sums, computed)
+        return False
 
     async def _train_mini_batch(self, groups: StepGroups, *, stoppable: bool) -> bool:
         """Micro-batches to the exact boundary, then one optimizer step; False when asked to stop before."""
@@ -274,6 +292,8 @@ class RlStep:
             # The manager gives the first batch when the learner is to have the devices of the reserved engines.
             self._clock.reserved_closes()
         samples = await with_reference(samples, self._parts.reference, self._recipe.sampling.temperature)
+        if self._parts.critic is not None:
+            samples = await self._parts.critic.with_values(samples)
         samples = shaped_advantages(samples, self._recipe, self._parts.own.advantage)
         self._trained += samples
         self._scored += batch.samples
@@ -310,6 +330,8 @@ class RlStep:
         reward_metrics = [scored.metrics for scored in self._scored]
         learned = separate_movement(averages(self._sums), self._learned_first)
         values = step_metrics(self._trained, reward_metrics, groups, learned, clock)
+        if self._parts.critic is not None:
+            values |= value_metrics(self._trained) | self._parts.critic.take_metrics()
         values["data/epochs"] = self._parts.prompts.epochs
         engines = self._drawers.measures(self._sums)
         values["rollout/engine_share_max"] = share = max(engine_shares(engines).values(), default=0.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from polyrl_trainer.backends.configs import (
 )
 from polyrl_trainer.backends.policy import ReferencePolicy, ReferenceScores
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
-from polyrl_trainer.checkpoints import MODEL
+from polyrl_trainer.checkpoints import CRITIC, MODEL
+from polyrl_trainer.loops.critic import Critic
 from polyrl_trainer.loops.evaluation import PREFIX
 from polyrl_trainer.loops.mini_batches import updates_per_step
 from polyrl_trainer.loops.offline_loop import run_offline_training
@@ -115,15 +116,22 @@ class Stages:
     async def _rl(self, side: RolloutSide | None) -> bool:
         start = self._rl_start()
         self.session.enter(TrainingStage.OFFLINE_RL if self.recipe.mode is Mode.OFFLINE_RL else TrainingStage.RL)
-        with closing(self._rl_backend(start)) as backend, self._reference(start, backend) as reference:
+        with ExitStack() as stack:
+            critic = stack.enter_context(self._critic(start))
+            backend = stack.enter_context(closing(self._rl_backend(start)))
+            reference = stack.enter_context(self._reference(start, backend))
             await self._evaluate("base", side, backend, only_without=("afterSft",))
-            if not await self._train_rl(side, backend, reference):
+            if not await self._train_rl(side, backend, reference, critic):
                 return False
             await self._evaluate("afterRl", side, backend)
         return not self.session.stop.is_set()
 
     async def _train_rl(
-        self, side: RolloutSide | None, backend: TorchBackend, reference: ReferenceScores | None
+        self,
+        side: RolloutSide | None,
+        backend: TorchBackend,
+        reference: ReferenceScores | None,
+        critic: Critic | None,
     ) -> bool:
         prepared = self.prepared
         if self.recipe.mode is Mode.OFFLINE_RL:
@@ -140,6 +148,7 @@ class Stages:
             tokenizer=prepared.tokenizer,
             reference=reference,
             own=self.own,
+            critic=critic,
         )
         return await run_rl_training(parts, self.recipe, self.session)
 
@@ -171,7 +180,28 @@ class Stages:
 
     def _rl_backend(self, source: ModelPlace) -> TorchBackend:
         algorithm = self.recipe.algorithm
-        return self._backend(source, algorithm.optimizer, algorithm.steps * updates_per_step(algorithm))
+        # While a critic warms up, the policy's schedule stands still.
+        steps = algorithm.steps - (algorithm.critic.warmup_steps if algorithm.uses_critic else 0)
+        return self._backend(source, algorithm.optimizer, steps * updates_per_step(algorithm))
+
+    @contextmanager
+    def _critic(self, source: ModelPlace) -> Iterator[Critic | None]:
+        """On a trunk of its own, which is the policy's at the stage's start."""
+        algorithm = self.recipe.algorithm
+        if not algorithm.uses_critic:
+            yield None
+            return
+        total = algorithm.steps * updates_per_step(algorithm)
+        schedule = OptimizerConfig.from_manifest(algorithm.critic.optimizer, total)
+        model = replace(self._model(source), head="value")
+        with closing(create_torch_backend(model, self.engine, schedule, CheckpointConfig())) as backend:
+            if self.resumed_from is not None and self.session.state.step > 0:
+                if not (self.resumed_from / CRITIC).is_dir():
+                    raise InvalidData(f"{self.resumed_from}: was saved without a critic, and advantage gae needs one")
+                backend.load(self.resumed_from / CRITIC)
+            self.session.critic = backend
+            yield Critic(backend, self.recipe)
+            self.session.critic = None
 
     def _backend(self, source: ModelPlace, optimizer: OptimizerSpec, total_steps: int) -> TorchBackend:
         """The stage's backend, where its checkpoint stands if the run is resumed within this stage."""

@@ -270,7 +270,7 @@ def _actor(learned: Mapping[str, float], optimizer_steps: Sequence[StepResult]) 
         **_spreads(learned),
         **({"actor/grad_norm": float(np.mean(norms))} if norms else {}),
         "actor/skipped_steps": float(len(optimizer_steps) - len(norms)),
-        "actor/lr": optimizer_steps[-1].learning_rate,
+        **({"actor/lr": optimizer_steps[-1].learning_rate} if optimizer_steps else {}),
         "actor/optimizer_steps": float(len(norms)),
     }
 

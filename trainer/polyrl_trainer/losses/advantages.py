@@ -1,9 +1,9 @@
 """Advantages: what a sample's reward says against others, per learned token.
 
-All but REINFORCE++ compare within a group, so they are known as soon as the group is whole; REINFORCE++ scales by the
-whole step and is finished by `whitened`. With the KL penalty in the reward, beta * k1 of the sample's tokens is taken
-from its reward before anything is compared (Schulman 2020; the exact gradient of the divergence, Tang and Munos 2025,
-arXiv 2506.09477).
+All but REINFORCE++ and GAE (see `critic`) compare within a group, so they are known as soon as the group is whole;
+those two scale by the whole step and are finished by `whitened`. With the KL penalty in the reward, beta * k1 of the
+sample's tokens is taken from its reward before anything is compared (Schulman 2020; the exact gradient of the
+divergence, Tang and Munos 2025, arXiv 2506.09477).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.parts.algorithm import AdvantageEstimator, AlgorithmSpec, KlPlace
+from polyrl_trainer.losses.critic import by_critic
 from polyrl_trainer.losses.own import GroupAdvantage
-from polyrl_trainer.losses.presets import advantage_of
+from polyrl_trainer.losses.presets import advantage_of, scales_by_step
 from polyrl_trainer.sample import Sample
 
 Floats = npt.NDArray[np.float64]
@@ -86,14 +87,20 @@ def with_advantages(
     Raises InvalidData when the KL penalty is in the reward and a sample lacks the logprobs for it.
     """
     penalties = [_penalties(sample, algorithm) for sample in samples]
+    if own is not None:
+        return _by_own(
+            samples, [_shaped(one) - float(cost.sum()) for one, cost in zip(samples, penalties, strict=True)], own
+        )
     estimator = advantage_of(algorithm)
+    if estimator is AdvantageEstimator.GAE:
+        return [
+            by_critic(one, _shaped(one), cost, algorithm.critic) for one, cost in zip(samples, penalties, strict=True)
+        ]
     if estimator is AdvantageEstimator.REINFORCE_PLUS_PLUS:
         # Undiscounted: a token's return is the reward at the end less what it and all later tokens cost.
         returns = [_shaped(one) - np.cumsum(cost[::-1])[::-1] for one, cost in zip(samples, penalties, strict=True)]
         return [_carrying(sample, values) for sample, values in zip(samples, returns, strict=True)]
     rewards = [_shaped(sample) - float(cost.sum()) for sample, cost in zip(samples, penalties, strict=True)]
-    if own is not None:
-        return _by_own(samples, rewards, own)
     advantages = group_advantages(rewards, [one.group for one in samples], estimator)
     return [_carrying(sample, np.full(sample.length, value)) for sample, value in zip(samples, advantages, strict=True)]
 
@@ -116,9 +123,9 @@ def _shaped(sample: Sample) -> float:
 
 
 def whitened(samples: Sequence[Sample], algorithm: AlgorithmSpec) -> list[Sample]:
-    """A whole step's samples; with REINFORCE++ (A - mean) / sqrt(var + eps) over all their learned tokens, var unbiased
-    (Hu 2025, arXiv 2501.03262, eq. 4), with all others as they are."""
-    if advantage_of(algorithm) is not AdvantageEstimator.REINFORCE_PLUS_PLUS:
+    """A whole step's samples; with REINFORCE++ and GAE (A - mean) / sqrt(var + eps) over all their learned tokens, var
+    unbiased (Hu 2025, arXiv 2501.03262, eq. 4), with all others as they are."""
+    if not scales_by_step(algorithm):
         return list(samples)
     every = np.concatenate([_advantages(one)[one.loss_mask > 0] for one in samples]).astype(np.float64)
     spread = float(np.sqrt(every.var(ddof=1) + VARIANCE_EPSILON)) if len(every) > 1 else 1.0

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyrl.manifest.parts.algorithm import AdvantageEstimator, AlgorithmSpec
+from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import Finish
 from polyrl_trainer.losses.advantages import with_advantages
 from polyrl_trainer.losses.own import GroupAdvantage
-from polyrl_trainer.losses.presets import advantage_of
+from polyrl_trainer.losses.presets import scales_by_step
 from polyrl_trainer.sample import Sample
 
 
@@ -33,9 +33,7 @@ def shaped_advantages(samples: Sequence[Sample], recipe: RecipeSpec, own: GroupA
             for one in samples
         ]
     shaped = with_advantages(samples, algorithm, own)
-    # What REINFORCE++ has by now are returns, which the whole step is compared with.
-    whole_step = advantage_of(algorithm) is AdvantageEstimator.REINFORCE_PLUS_PLUS
-    return shaped if whole_step else without_truncated(shaped, algorithm)
+    return shaped if scales_by_step(algorithm) else without_truncated(shaped, algorithm)
 
 
 def without_truncated(samples: Sequence[Sample], algorithm: AlgorithmSpec) -> list[Sample]:

@@ -29,6 +29,7 @@ PRESETS: Final = {
     AlgorithmName.REINFORCE_PLUS_PLUS: AlgorithmPreset(
         advantage=AdvantageEstimator.REINFORCE_PLUS_PLUS, aggregation=Aggregation.TOKEN_MEAN
     ),
+    AlgorithmName.PPO: AlgorithmPreset(advantage=AdvantageEstimator.GAE, aggregation=Aggregation.TOKEN_MEAN),
 }
 
 
@@ -40,6 +41,12 @@ def policy_loss_of(algorithm: AlgorithmSpec) -> PolicyLoss:
 def advantage_of(algorithm: AlgorithmSpec) -> AdvantageEstimator:
     """The manifest's, else the name's."""
     return algorithm.advantage or PRESETS[algorithm.name].advantage
+
+
+def scales_by_step(algorithm: AlgorithmSpec) -> bool:
+    """Whether advantages are those of the samples of a whole step."""
+    whole = (AdvantageEstimator.REINFORCE_PLUS_PLUS, AdvantageEstimator.GAE)
+    return algorithm.advantage_function is None and advantage_of(algorithm) in whole
 
 
 def aggregation_of(algorithm: AlgorithmSpec) -> Aggregation:

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from polyrl.manifest.base import BY_VALUE, Count, FunctionName, ManifestModel, Positive
+from polyrl.manifest.parts.critic import CriticSpec
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 
 
@@ -74,6 +75,9 @@ class AlgorithmName(StrEnum):
     """Clipped ratio, `rloo`, `sequenceSum` (Ahmadian et al. 2024, arXiv 2402.14740); the ratio is a token's."""
     REINFORCE_PLUS_PLUS = "reinforce++"
     """Clipped ratio, `reinforce++`, `tokenMean`, with `oldLogProbs: recompute` (Hu 2025, arXiv 2501.03262)."""
+    PPO = "ppo"
+    """Clipped ratio, `gae`, `tokenMean`, with `oldLogProbs: recompute` and a `critic` (Schulman et al. 2017, arXiv
+    1707.06347)."""
 
 
 class PolicyLoss(StrEnum):
@@ -99,6 +103,9 @@ class AdvantageEstimator(StrEnum):
     REINFORCE_PLUS_PLUS = "reinforce++"
     """All of the step: returns per token, in standard deviations of the step. Needs `oldLogProbs: recompute`, since
     training then waits for the whole step."""
+    GAE = "gae"
+    """What a critic expected, token by token, in standard deviations of the step. Needs `oldLogProbs: recompute`
+    likewise."""
 
 
 class Aggregation(StrEnum):
@@ -211,5 +218,12 @@ class AlgorithmSpec(ManifestModel):
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """Steps whose prompts are generated ahead of the one that trains, and weight versions that a sample's oldest token
     may be behind its step's own; 0 is synchronous."""
+    critic: CriticSpec = CriticSpec()
+    """The value function, where the advantage is `gae`, as that of `ppo` is."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """AdamW and its schedule."""
+
+    @property
+    def uses_critic(self) -> bool:
+        """Whether a value function learns beside the policy."""
+        return self.advantage_function is None and (self.advantage or self.name).value in ("gae", "ppo")

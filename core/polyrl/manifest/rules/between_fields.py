@@ -27,6 +27,9 @@ _SECRET: Final = "(_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$"
 _SUPERVISES: Final = "self.recipe.mode in ['sft', 'sft+rl']"
 _REINFORCES: Final = "self.recipe.mode in ['rl', 'sft+rl', 'offline-rl']"
 _CHARACTERS: Final = "self.recipe.model.tokenizer.type == 'characters'"
+_ADVANTAGE: Final = (
+    "(has(self.recipe.algorithm.advantage) ? self.recipe.algorithm.advantage : self.recipe.algorithm.name)"
+)
 _ALPHABET: Final = "self.recipe.model.tokenizer.alphabet"
 
 
@@ -203,13 +206,32 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "whole-step-advantage",
         "recipe.algorithm.oldLogProbs",
-        message="reinforce++ compares a sample with all of its step, so training has to wait for them: take recompute",
+        message="reinforce++ and gae scale by all samples of a step, so training has to wait for them: take recompute",
         holds=lambda s: (
-            (s.recipe.algorithm.advantage or s.recipe.algorithm.name).value != "reinforce++"
+            (s.recipe.algorithm.advantage or s.recipe.algorithm.name).value not in ("reinforce++", "gae", "ppo")
             or s.recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
         ),
-        cel="(has(self.recipe.algorithm.advantage) ? self.recipe.algorithm.advantage : self.recipe.algorithm.name)"
-        " != 'reinforce++' || self.recipe.algorithm.oldLogProbs == 'recompute'",
+        cel=f"!({_ADVANTAGE} in ['reinforce++', 'gae', 'ppo']) || self.recipe.algorithm.oldLogProbs == 'recompute'",
+    ),
+    Rule(
+        "critic-sees-samples",
+        "recipe.algorithm.advantage",
+        message="gae learns a critic of samples that the policy drew now; mode {recipe.mode} has none of them",
+        holds=lambda s: s.recipe.mode is not Mode.OFFLINE_RL or not s.recipe.algorithm.uses_critic,
+        cel="self.recipe.mode != 'offline-rl' || has(self.recipe.algorithm.advantageFunction)"
+        f" || !({_ADVANTAGE} in ['gae', 'ppo'])",
+    ),
+    Rule(
+        "critic-warms-up",
+        "recipe.algorithm.critic.warmupSteps",
+        message="{recipe.algorithm.critic.warmupSteps} leave the policy no step of algorithm.steps"
+        " ({recipe.algorithm.steps})",
+        holds=lambda s: (
+            s.recipe.algorithm.critic.warmup_steps == 0
+            or s.recipe.algorithm.critic.warmup_steps < s.recipe.algorithm.steps
+        ),
+        cel="self.recipe.algorithm.critic.warmupSteps == 0"
+        " || self.recipe.algorithm.critic.warmupSteps < self.recipe.algorithm.steps",
     ),
     Rule(
         "own-loss-alone",

@@ -16,6 +16,7 @@ from polyrl.local.gpu_memory import (
 )
 from polyrl.local.memory import GIB
 from polyrl.manifest.job import JobSpec
+from polyrl.manifest.parts.algorithm import AlgorithmSpec
 
 HALF = ModelSizes(parameters=494_000_000, layers=24, hidden=896, inner=4864, keys=128)
 SEVEN = ModelSizes(parameters=7_616_000_000, layers=28, hidden=3584, inner=18944, keys=512)
@@ -160,6 +161,15 @@ def test_a_model_of_some_size_has_a_line() -> None:
 def test_float32_keeps_more() -> None:
     assert kept_bytes(HALF, "float32") > 1.5 * kept_bytes(HALF, "bfloat16")
     assert rest_bytes(10, spec(kl=0.1).recipe) == 200
+
+
+def test_a_critic_is_the_learner_once_more() -> None:
+    critic = {"name": "ppo", "oldLogProbs": "recompute", "klCoefficient": 0.1}
+    recipe = spec().recipe.model_copy(update={"algorithm": AlgorithmSpec.model_validate(critic)})
+    assert rest_bytes(10, recipe) == 160 + 160 + 40
+    adapted = recipe.model_copy(update={"model": spec(lora={"rank": 16}).recipe.model})
+    assert rest_bytes(10, adapted) == 40
+    assert adapter_bytes(SEVEN, adapted) == 2 * 16 * 40_370_176
 
 
 def test_adapters_learn_on_weights_as_they_are_served() -> None:

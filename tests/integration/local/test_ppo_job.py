@@ -1,0 +1,95 @@
+"""A job of PPO, as a user starts it: a policy and its critic learn beside each other, and both go on after a resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+DEADLINE_S = 240
+STEPS, MORE_STEPS, WARMUP = 12, 16, 2
+JOB = """\
+apiVersion: polyrl.dev/v1alpha1
+kind: PolyRLJob
+metadata:
+  name: ppo
+spec:
+  recipe:
+    mode: rl
+    seed: 3
+    model:
+      config:
+        {model_type: qwen2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2,
+         num_key_value_heads: 2}
+      tokenizer: {type: characters, alphabet: "0123456789="}
+      dtype: float32
+    data:
+      rl: [{path: rl.jsonl}]
+    algorithm:
+      name: ppo
+      steps: 12
+      promptsPerStep: 32
+      miniBatchPrompts: 8
+      updateEpochs: 2
+      oldLogProbs: recompute
+      critic: {warmupSteps: 2, gaeLambda: 0.95, optimizer: {learningRate: 5e-3}}
+      optimizer: {learningRate: 2e-3}
+    sampling: {samplesPerPrompt: 2, maxNewTokens: 6}
+    reward: {function: "reward:score"}
+    checkpoint: {everySteps: 20}
+  rollout:
+    replicas: 0
+    engine: {type: embedded, maxContext: 16, kvTokens: 1024}
+  trainer: {reservedEngine: true}
+"""
+REWARD = """\
+def score(sample):
+    return float(sample.prompt[0] < "5") + sum(one in "01234" for one in sample.response) / 6
+"""
+
+
+def polyrl(*words: object) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "polyrl_cli.app", *map(str, words)]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["phase"] == "rl"]
+
+
+def mean_of(rows: list[dict[str, Any]], name: str) -> float:
+    return float(sum(row[name] for row in rows) / len(rows))
+
+
+def test_a_ppo_job_learns_and_so_does_its_critic(tmp_path: Path) -> None:
+    dice = random.Random(1)
+    rows = [json.dumps({"prompt": "".join(dice.choices("0123456789", k=3)) + "="}) for _ in range(64)]
+    (tmp_path / "rl.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "job.yaml").write_text(JOB)
+    run = tmp_path / "run"
+    done = polyrl("run", tmp_path / "job.yaml", "--out", run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first = rows_of(run)
+    assert [row["actor/optimizer_steps"] for row in first] == [0] * WARMUP + [8] * (STEPS - WARMUP)
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {f"rl-step-{STEPS:06d}"}
+
+    (tmp_path / "job.yaml").write_text(JOB.replace(f"steps: {STEPS}", f"steps: {MORE_STEPS}"))
+    done = polyrl("run", tmp_path / "job.yaml", "--resume", run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = rows_of(run)
+    assert [row["step"] for row in steps] == list(range(1, MORE_STEPS + 1))
+    assert mean_of(steps[-4:], "reward/mean") > mean_of(steps[:4], "reward/mean") + 0.1
+    # The critic sees which prompts are rewarded, and after the resume it is the one that had seen it.
+    assert mean_of(steps[:2], "critic/vf_explained_var") < 0.2
+    assert mean_of(steps[STEPS - 2 : STEPS], "critic/vf_explained_var") > 0.4
+    assert mean_of(steps[STEPS : STEPS + 2], "critic/vf_explained_var") > 0.4
+    names = ("vf_loss", "vf_clipfrac", "vpred_mean", "lr", "grad_norm", "returns/max", "values/mean")
+    assert all(f"critic/{name}" in row for row in steps for name in names)
+    assert (run / "checkpoints" / f"rl-step-{MORE_STEPS:06d}" / "critic" / "optimizer.safetensors").is_file()
