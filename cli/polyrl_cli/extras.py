@@ -14,7 +14,7 @@ EXTRA_OF: Final = {
     ),
     **dict.fromkeys(("pyarrow", "safetensors", "tensorboard", "torch", "transformers"), "trainer"),
     **dict.fromkeys(("huggingface_hub", "tokenizers"), "trainer"),  # transformers brings them
-    **dict.fromkeys(("jinja2", "matplotlib"), "plot"),
+    "matplotlib": "plot",
 }
 """Module to extra; the tests compare it with pyproject.toml."""
 

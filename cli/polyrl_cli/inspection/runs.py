@@ -56,10 +56,10 @@ def list_runs(given: Path | None, *, as_json: bool, note: Callable[[str], None])
 def runs_table(facts: list[RunFacts], now: float) -> Table:
     """One row each."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    # The one that folds: a path is long, and cut short it could not be pasted; all else is read across.
+    # The one that folds: a path is long, and cut short it could not be pasted; all else is read across, or cut.
     table.add_column("RUN", overflow="fold", min_width=12)
-    for name in ("STATE", "STEPS", "REWARD", "EVALUATION"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for name, least in (("STATE", 7), ("STEPS", 3), ("REWARD", 3), ("EVALUATION", 3)):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=least)
     costs = [cost_text(one) for one in facts]
     priced = ["COST"] if any(costs) else []
     for name in (*priced, "TOOK", "AGE"):

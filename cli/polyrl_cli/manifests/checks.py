@@ -30,6 +30,7 @@ from polyrl.wire.checks import (
     CheckMessage,
     CheckPart,
     CheckSkipped,
+    CheckUnmade,
     RewardTried,
     decode_checks,
 )
@@ -83,7 +84,7 @@ def check_job(job: PolyRLJob, manifest_dir: Path) -> Checked:
         found = [_finished(process) for process in started]
     # Once each: a file may stand in the manifest for training and for evaluation.
     faults = list({fault.sentence: fault for one in found for fault in one.faults}.values())
-    notes = [note for one in found for note in one.notes]
+    notes = list(dict.fromkeys(note for one in found for note in one.notes))
     tried = next((one.tried for one in found if one.tried is not None), None)
     if tried is not None and tried.refusal:
         faults.append(ManifestFault(REWARD_FIELD, _refused(tried)))
@@ -149,6 +150,7 @@ def _read(started: _Started, messages: Sequence[CheckMessage], timed_out: bool) 
     faults = [ManifestFault(one.field, one.sentence) for one in messages if isinstance(one, CheckFault)]
     skipped = [f"{one.what} ({one.module})" for one in messages if isinstance(one, CheckSkipped)]
     notes = [f"{NEEDS}: {', '.join(skipped)}"] if skipped else []
+    notes += [one.sentence for one in messages if isinstance(one, CheckUnmade)]
     tried = next((one for one in messages if isinstance(one, RewardTried)), None)
     began = next((one for one in reversed(messages) if isinstance(one, CheckBegan)), None)
     if not any(isinstance(one, CheckEnded) for one in messages):

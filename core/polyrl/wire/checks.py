@@ -51,6 +51,12 @@ class CheckSkipped(msgspec.Struct, frozen=True, tag="skipped"):
     module: str
 
 
+class CheckUnmade(msgspec.Struct, frozen=True, tag="unmade"):
+    """A check that could not be made here, for another reason."""
+
+    sentence: str
+
+
 class RewardTried(msgspec.Struct, frozen=True, tag="tried", kw_only=True):
     """The reward function's answer for one row."""
 
@@ -69,7 +75,7 @@ class CheckEnded(msgspec.Struct, frozen=True, tag="ended"):
     """Everything was looked at."""
 
 
-CheckMessage: TypeAlias = CheckBegan | CheckFault | CheckSkipped | RewardTried | CheckEnded
+CheckMessage: TypeAlias = CheckBegan | CheckFault | CheckSkipped | CheckUnmade | RewardTried | CheckEnded
 
 _DECODER = msgspec.json.Decoder(CheckMessage)
 

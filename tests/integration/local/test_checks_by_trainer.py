@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polyrl.errors import InvalidManifest
+from polyrl.errors import InvalidManifest, UserError
 from polyrl_cli.manifests import checks
 from polyrl_cli.manifests.load import check_contents, load_manifest
+from polyrl_cli.manifests.reward import reward_lines
 
 GOOD = """\
 apiVersion: polyrl.dev/v1alpha1
@@ -228,3 +229,25 @@ def test_what_a_reward_prints_and_names_is_bounded_and_a_wrong_response_is_the_f
     assert refused.returncode == 2
     assert refused.stderr.startswith("--response: ")
     assert len(refused.stderr.splitlines()) == 1
+
+
+def test_without_the_models_tokenizer_rows_are_read_and_it_is_said_what_was_not(
+    job: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    text = job.read_text()
+    begin, end = text.index("    model:"), text.index("    data:")
+    job.write_text(f"{text[:begin]}    model: {{path: someone/a-model}}\n{text[end:]}")
+    sentence = (
+        "someone/a-model: not on this machine yet (a run downloads a Hub's model; `hf download someone/a-model` does it now), so no "
+        "length was looked at and the reward was not called"
+    )
+    assert check_contents(load_manifest(job), job) == [sentence]
+    with pytest.raises(UserError) as refused:
+        reward_lines(job, (), 1, None)
+    assert str(refused.value) == sentence
+    (job.parent / "rl.jsonl").write_text('{"question": "12", "answer": "12"}\n')
+    (fault,) = refusal(job)
+    assert "rl.jsonl:1" in fault
+    assert "prompt" in fault

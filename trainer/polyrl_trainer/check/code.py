@@ -31,7 +31,7 @@ from polyrl.wire.checks import (
     CheckSkipped,
     RewardTried,
 )
-from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here
+from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here, without_tokenizer
 from polyrl_trainer.data.columns import prompt_rows
 from polyrl_trainer.data.examples import Prompt, prepare_prompts
 from polyrl_trainer.data.rows import rows_or_faults
@@ -94,9 +94,11 @@ async def try_reward(
     used."""
     recipe = spec.recipe
     folder = manifest_dir / recipe.code.path
-    if recipe.reward is None or not folder.is_dir() or not tokenizer_is_here(recipe, manifest_dir):
+    if recipe.reward is None or not folder.is_dir():
         return None
     try:
+        if not tokenizer_is_here(recipe, manifest_dir):
+            return without_tokenizer(recipe)
         found = _prompt(spec, manifest_dir, number)
         if found is None:
             return None

@@ -12,7 +12,7 @@ from polyrl.errors import InvalidData
 from polyrl.manifest.data import DatasetSpec, evaluated_rows
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode, RecipeSpec
-from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped
+from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped, CheckUnmade
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.columns import answered_rows, prompt_rows
 from polyrl_trainer.data.hub import cached_folder
@@ -30,20 +30,23 @@ PrepareDataset = Callable[[list[DataRow], DatasetSpec], Any]
 
 
 def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
-    """The tokenizer, then every file that is there; the vocabulary is compared where both sizes are known."""
-    recipe = spec.recipe
-    if not tokenizer_is_here(recipe, manifest_dir):
-        return
+    """The tokenizer, then every file that is there, without the tokenizer as far as that goes; the vocabulary is compared
+    where both sizes are known."""
+    recipe, tokenizer = spec.recipe, None
     yield CheckBegan((*RECIPE, "model", "tokenizer"), "reading the tokenizer")
     try:
-        tokenizer = tokenizer_of(recipe, manifest_dir)
+        if tokenizer_is_here(recipe, manifest_dir):
+            tokenizer = tokenizer_of(recipe, manifest_dir)
+        else:
+            yield without_tokenizer(recipe)
     except ModuleNotFoundError as error:
         yield CheckSkipped("tokenizer and rows", error.name or str(error))
         return
     except InvalidData as error:
         yield CheckFault((*RECIPE, "model", "tokenizer"), str(error))
         return
-    yield from _vocabulary_faults(recipe, manifest_dir, tokenizer)
+    if tokenizer is not None:
+        yield from _vocabulary_faults(recipe, manifest_dir, tokenizer)
     for place, datasets, prepare in _stages(spec, tokenizer):
         for index, dataset in enumerate(datasets):
             file = manifest_dir / dataset.path
@@ -62,8 +65,15 @@ def tokenizer_is_here(recipe: RecipeSpec, manifest_dir: Path) -> bool:
     return folder is not None and folder.is_dir()
 
 
+def without_tokenizer(recipe: RecipeSpec) -> CheckUnmade:
+    """What is left out where the tokenizer is not here."""
+    name = recipe.model.tokenizer.path or recipe.model.path
+    here = f"{name}: not on this machine yet (a run downloads a Hub's model; `hf download {name}` does it now)"
+    return CheckUnmade(f"{here}, so no length was looked at and the reward was not called")
+
+
 def _stages(
-    spec: JobSpec, tokenizer: Tokenizer
+    spec: JobSpec, tokenizer: Tokenizer | None
 ) -> Iterator[tuple[tuple[str | int, ...], Sequence[DatasetSpec], PrepareDataset]]:
     """Where the files that the mode reads are named below the recipe, and what makes of a row what is learned from
     it."""
@@ -71,18 +81,21 @@ def _stages(
     length = spec.recipe.sampling.max_new_tokens
 
     def prompts(rows: list[DataRow], dataset: DatasetSpec, answer: int = length) -> Any:
-        return examples.prepare_prompts(
-            prompt_rows(rows, dataset), tokenizer, context - answer, max_skipped=data.max_long_prompts
+        mapped = prompt_rows(rows, dataset)
+        return tokenizer and examples.prepare_prompts(
+            mapped, tokenizer, context - answer, max_skipped=data.max_long_prompts
         )
 
     def conversations(rows: list[DataRow], dataset: DatasetSpec) -> Any:
-        return examples.prepare_conversations(answered_rows(rows, dataset), tokenizer, context)
+        mapped = answered_rows(rows, dataset)
+        return tokenizer and examples.prepare_conversations(mapped, tokenizer, context)
 
     def finished(rows: list[DataRow], dataset: DatasetSpec) -> Any:
-        return examples.prepare_finished_groups(answered_rows(rows, dataset), tokenizer, context)
+        mapped = answered_rows(rows, dataset)
+        return tokenizer and examples.prepare_finished_groups(mapped, tokenizer, context)
 
     def pairs(rows: list[DataRow], dataset: DatasetSpec) -> Any:
-        return prepare_scored_pairs(rows, dataset, tokenizer, context)  # which reads all that either mode does
+        return tokenizer and prepare_scored_pairs(rows, dataset, tokenizer, context)  # which reads all that either mode does
 
     if mode in (Mode.DPO, Mode.REWARD_MODEL):
         yield ("data", "preferences"), data.preferences, pairs
