@@ -89,7 +89,7 @@ def test_what_needs_no_extra_works(polyrl: Path, folder: Path, arguments: tuple[
 
 
 READS = [("why", "runs/one"), ("check", "runs/one"), ("explain", "runs/one", "0.0"), ("samples", "runs/one")]
-READS += [("export", "runs/one", "exported")]
+READS += [("export", "runs/one", "exported"), ("report", "runs/one")]
 NEEDS = [
     (("run", str(ROOT / JOB)), "all"),
     (("resume", "runs/one"), "all"),
@@ -118,6 +118,17 @@ def test_what_needs_an_extra_names_it(polyrl: Path, folder: Path, arguments: tup
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(f"polyrl {arguments[0]}: needs ")
     assert done.stderr.endswith(f"not installed here; pip install 'polyrl[{extra}]'\n")
+
+
+@pytest.mark.slow
+def test_a_model_of_a_hub_is_no_fault_of_the_manifest(polyrl: Path, folder: Path) -> None:
+    assert run(polyrl, folder, "init", "chat", "--task", "chat").returncode == 0
+    done = run(polyrl, folder, "validate", "chat/job.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "these checks were not made: tokenizer and rows" in done.stdout
+    tried = run(polyrl, folder, "reward", "chat/job.yaml")
+    assert (tried.returncode, len(tried.stderr.splitlines())) == (2, 1)
+    assert "needs the trainer extra" in tried.stderr
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def list_runs(given: Path | None, *, as_json: bool, note: Callable[[str], None])
 def runs_table(facts: list[RunFacts], now: float) -> Table:
     """One row each."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    # The one that folds: a path is long, and cut short it could not be pasted; all else is read across, or cut.
+    # The one that folds and is never cut: a run's name is what the list is for.
     table.add_column("RUN", overflow="fold", min_width=12)
     for name, least in (("STATE", 7), ("STEPS", 3), ("REWARD", 3), ("EVALUATION", 3)):
         table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=least)

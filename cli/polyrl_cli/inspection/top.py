@@ -17,7 +17,7 @@ from polyrl.control import parse_endpoints
 from polyrl.errors import PolyRLError, UserError
 from polyrl.history.foreign_text import printable
 from polyrl.manifest.job import PolyRLJob
-from polyrl_cli.inspection.run_facts import is_locked
+from polyrl_cli.inspection.run_facts import is_locked, read_facts
 from polyrl_cli.local.run_folder import RunFolder, find_run
 from polyrl_cli.report.progress import SHOWN_WAITS, Progress, picture
 from polyrl_cli.report.terminal import terminal
@@ -37,6 +37,8 @@ def show_top(run: Path | None, *, once: bool) -> None:
     progress = begun(folder)
     with suppress(KeyboardInterrupt):
         asyncio.run(_watch(folder, progress, tail, console, once=once or not console.is_terminal))
+    if not is_locked(folder):
+        progress.outcome = f"  {read_facts(folder, time.time()).state.value}"
     console.print(picture(progress, console.width))
 
 

@@ -26,7 +26,7 @@ from polyrl.history.fleet import seconds_by_pool
 from polyrl.history.losses import losses
 from polyrl.local.gpu_assignment import assignment_line, with_gpus
 from polyrl.local.planner import RunEnd
-from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.recipe import ModelSpec
 from polyrl.worker import RunLocation, Workers, workers_of
 from polyrl_cli.local import run_folder
@@ -46,6 +46,7 @@ from polyrl_cli.report.progress import Progress, ProgressView
 from polyrl_cli.report.terminal import terminal
 from polyrl_cli.report.timeline import MetricsTail, Timeline, read_metrics, read_timeline
 from polyrl_trainer.data.hub import is_on_a_hub, model_folder
+from polyrl_trainer.session import was_done
 
 FAILED: Final = 1
 SIGNALLED: Final = 128
@@ -94,6 +95,12 @@ def run_command(
     base = base or file.parent
     check_files(job, file, overrides, base=base)
     console = terminal()
+    if resumed is not None and _is_done(resumed, job):
+        steps = f"polyrl resume {resumed.root} --set spec.recipe.algorithm.steps=N"
+        console.print(
+            f"{resumed.root}: done, with nothing left to do; more steps go on from it: {steps}", soft_wrap=True
+        )
+        return 0
     _fetch_model(job.spec.recipe.model, base, console)
     here = feasibility(job, base, resumed)
     if here.faults:
@@ -120,6 +127,11 @@ def run_command(
             console.print(line, soft_wrap=True)
         wanted = with_gpus(workers_of(job.spec, place), here.assignment)
         return execute(job, wanted, folder, run_epoch, console, show_prints=show_prints, done=done)
+
+
+def _is_done(folder: RunFolder, job: PolyRLJob) -> bool:
+    """Whether its trainer got to the end of this very recipe."""
+    return was_done(folder.root) and read_job(folder.job).spec.recipe == job.spec.recipe
 
 
 def _taken_over(root: Path, named: str) -> RunFolder:
@@ -164,6 +176,8 @@ async def _run(
 ) -> EndedRun:
     began = time.time()
     progress = Progress(job.metadata.name, job.spec, time.monotonic)
+    if done:  # an evaluation that comes before the next step is not of the model that the run began with
+        progress.steps["rl"] = done
     view = ProgressView(progress, console)
     timeline = Timeline(folder.timeline, time.monotonic, view.event)
     client = LocalManager(folder.endpoints, folder.keys / "operator.key", run_epoch)

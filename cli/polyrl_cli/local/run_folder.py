@@ -114,7 +114,7 @@ def new_run_folder(out: Path | None, job_name: str, now: datetime) -> RunFolder:
     """Makes the folder of a new run: `out`, else runs/<job>-<UTC time>. Raises UserError when `out` is not empty."""
     root = out if out is not None else RUNS / f"{job_name}-{now:%Y%m%d-%H%M%S}"
     try:
-        if root.is_dir() and any(root.iterdir()):
+        if out is not None and root.is_dir() and any(root.iterdir()):
             raise UserError(f"--out {root}: the folder is not empty; name a new one, or continue with --resume {root}")
         root = _made(root, alone=out is None)
         root.chmod(OWNER_ONLY)

@@ -37,6 +37,7 @@ from polyrl.wire.checks import (
 from polyrl.worker import user_env, user_inherits
 from polyrl_cli.environment import process_environment
 from polyrl_cli.manifests.yaml_source import ManifestFault
+from polyrl_trainer.sample_log.texts import readable
 from polyrl_trainer.sinks.packages import missing_for_sinks
 
 REWARD_FIELD: Final = ("spec", "recipe", "reward", "function")
@@ -45,6 +46,9 @@ DEADLINES_S: Final = {CheckPart.DATA: 300.0, CheckPart.MODEL: 60.0, CheckPart.CO
 """Code that imports torch and calls a judge takes some ten seconds; reading rows takes 3 s per 100,000."""
 
 NEEDS: Final = "needs the trainer extra (pip install 'polyrl[trainer]'); these checks were not made"
+
+MAX_REFUSAL_CHARS: Final = 1000
+"""Shown of what user code raised; `polyrl reward` shows more."""
 
 SHOWN_BYTES: Final = 8192
 """Of the beginning and of the end of what user code printed."""
@@ -175,7 +179,8 @@ def _unfinished(started: _Started, began: CheckBegan | None, timed_out: bool) ->
 
 
 def _refused(tried: RewardTried) -> str:
-    return f"on {tried.place}, for response {_short(tried.response)}: {tried.refusal}"
+    refusal = readable(tried.refusal, MAX_REFUSAL_CHARS)
+    return f"on {tried.place}, for response {_short(tried.response)}: {refusal}"
 
 
 def _short(text: str) -> str:

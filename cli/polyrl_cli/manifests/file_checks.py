@@ -37,10 +37,9 @@ class NamedPath(NamedTuple):
 
 def file_faults(recipe: RecipeSpec, base: Path, *, absolute: bool) -> list[ManifestFault]:
     """Everything that is not there or cannot be what it is named for. Relative paths begin at `base`; `absolute` false
-    leaves absolute ones to the machine that trains."""
-    named = [
-        one for one in (*named_files(recipe), *_named_code(recipe)) if absolute or not Path(one.path).is_absolute()
-    ]
+    leaves absolute ones that are not here to the machine that trains."""
+    every = (*named_files(recipe), *_named_code(recipe))
+    named = [one for one in every if absolute or not Path(one.path).is_absolute() or Path(one.path).exists()]
     return [ManifestFault(one.field, fault) for one in named if (fault := one.check(base / one.path))]
 
 

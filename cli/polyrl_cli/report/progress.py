@@ -83,6 +83,8 @@ class Progress:
         """All that happened to workers, for what they cost."""
         self.held: tuple[Mapping[Pool, float], Mapping[Pool, int]] | None = None
         """Seconds and machines by a manager's own count; it has forgotten some events, and knows when the run ended."""
+        self.outcome = ""
+        """Of a run that has ended."""
         self.phase = ""
         self.steps: dict[str, int] = {}
         self.news = 0
@@ -222,7 +224,7 @@ def picture(progress: Progress, width: int) -> RenderableType:
     parts += [Text(f"! {sentence}", style="bold yellow") for sentence in progress.conditions]
     parts += [Text(f"… {sentence}", style="dim") for sentence in progress.waits]
     parts += [_event_line(event) for event in progress.events]
-    title = Text.assemble((progress.name, "bold"), "  ", (clock_text(progress.elapsed), "dim"))
+    title = Text.assemble((progress.name, "bold"), "  ", (clock_text(progress.elapsed), "dim"), progress.outcome)
     return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="blue", padding=(1, 2))
 
 

@@ -6,6 +6,7 @@ read as markup, and what a terminal would obey is spelled out.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import Final
@@ -20,6 +21,11 @@ WIDTH_ELSEWHERE: Final = 120
 
 class Terminal(Console):
     """A console whose texts are harmless, whoever made them."""
+
+    def on_broken_pipe(self) -> None:
+        """Whoever read has gone, as `head` does: what is under way goes on, unseen."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

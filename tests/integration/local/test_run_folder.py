@@ -41,7 +41,11 @@ def test_rl_steps_are_those_of_the_newest_complete_checkpoint(tmp_path: Path) ->
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    made = [new_run_folder(None, "sort", now).root.name for _ in range(3)]
+    made = []
+    for _ in range(3):
+        folder = new_run_folder(None, "sort", now)
+        folder.job.write_text("{}")
+        made.append(folder.root.name)
     assert made == ["sort-20260102-030405", "sort-20260102-030405-2", "sort-20260102-030405-3"]
 
 

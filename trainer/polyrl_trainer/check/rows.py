@@ -13,6 +13,7 @@ from polyrl.manifest.data import DatasetSpec, evaluated_rows
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped, CheckUnmade
+from polyrl_trainer.check.unknown_tokenizer import UnknownTokenizer
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.columns import answered_rows, prompt_rows
 from polyrl_trainer.data.hub import cached_folder
@@ -32,21 +33,21 @@ PrepareDataset = Callable[[list[DataRow], DatasetSpec], Any]
 def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
     """The tokenizer, then every file that is there, without the tokenizer as far as that goes; the vocabulary is compared
     where both sizes are known."""
-    recipe, tokenizer = spec.recipe, None
+    recipe = spec.recipe
     yield CheckBegan((*RECIPE, "model", "tokenizer"), "reading the tokenizer")
     try:
-        if tokenizer_is_here(recipe, manifest_dir):
-            tokenizer = tokenizer_of(recipe, manifest_dir)
-        else:
-            yield without_tokenizer(recipe)
+        is_here = tokenizer_is_here(recipe, manifest_dir)
+        tokenizer = tokenizer_of(recipe, manifest_dir) if is_here else UnknownTokenizer()
     except ModuleNotFoundError as error:
         yield CheckSkipped("tokenizer and rows", error.name or str(error))
         return
     except InvalidData as error:
         yield CheckFault((*RECIPE, "model", "tokenizer"), str(error))
         return
-    if tokenizer is not None:
+    if is_here:
         yield from _vocabulary_faults(recipe, manifest_dir, tokenizer)
+    else:
+        yield without_tokenizer(recipe)
     for place, datasets, prepare in _stages(spec, tokenizer):
         for index, dataset in enumerate(datasets):
             file = manifest_dir / dataset.path
@@ -73,7 +74,7 @@ def without_tokenizer(recipe: RecipeSpec) -> CheckUnmade:
 
 
 def _stages(
-    spec: JobSpec, tokenizer: Tokenizer | None
+    spec: JobSpec, tokenizer: Tokenizer
 ) -> Iterator[tuple[tuple[str | int, ...], Sequence[DatasetSpec], PrepareDataset]]:
     """Where the files that the mode reads are named below the recipe, and what makes of a row what is learned from
     it."""
@@ -81,21 +82,18 @@ def _stages(
     length = spec.recipe.sampling.max_new_tokens
 
     def prompts(rows: list[DataRow], dataset: DatasetSpec, answer: int = length) -> Any:
-        mapped = prompt_rows(rows, dataset)
-        return tokenizer and examples.prepare_prompts(
-            mapped, tokenizer, context - answer, max_skipped=data.max_long_prompts
+        return examples.prepare_prompts(
+            prompt_rows(rows, dataset), tokenizer, context - answer, max_skipped=data.max_long_prompts
         )
 
     def conversations(rows: list[DataRow], dataset: DatasetSpec) -> Any:
-        mapped = answered_rows(rows, dataset)
-        return tokenizer and examples.prepare_conversations(mapped, tokenizer, context)
+        return examples.prepare_conversations(answered_rows(rows, dataset), tokenizer, context)
 
     def finished(rows: list[DataRow], dataset: DatasetSpec) -> Any:
-        mapped = answered_rows(rows, dataset)
-        return tokenizer and examples.prepare_finished_groups(mapped, tokenizer, context)
+        return examples.prepare_finished_groups(answered_rows(rows, dataset), tokenizer, context)
 
     def pairs(rows: list[DataRow], dataset: DatasetSpec) -> Any:
-        return tokenizer and prepare_scored_pairs(rows, dataset, tokenizer, context)  # which reads all that either mode does
+        return prepare_scored_pairs(rows, dataset, tokenizer, context)  # which reads all that either mode does
 
     if mode in (Mode.DPO, Mode.REWARD_MODEL):
         yield ("data", "preferences"), data.preferences, pairs

@@ -44,11 +44,11 @@ def prepare_prompts(
     """Those that leave room for a response; the others may be `max_skipped` of all rows.
 
     Raises InvalidData naming the row whose prompt is missing, malformed or unknown to the tokenizer, or the first that
-    is too long, when too many are.
+    is too long, when too many are, or all.
     """
     prompts = [_prompt(row, tokenizer) for row in rows]
     long = [place for place, prompt in enumerate(prompts) if len(prompt.ids) > max_prompt_tokens]
-    if len(long) > max_skipped * len(rows):
+    if len(long) > max_skipped * len(rows) or (long and len(long) == len(rows)):
         places = {rows[place].place for place in long}
         others = f"; so have {len(places) - 1} others of {len(rows)} rows" if max_skipped and len(places) > 1 else ""
         raise rows[long[0]].refuse(

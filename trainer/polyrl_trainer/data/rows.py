@@ -120,7 +120,7 @@ def _parquet_rows(path: Path) -> Iterator[DataRow]:
 
 def text_field(row: DataRow, name: str) -> str:
     """A field that must be text with something in it. Raises InvalidData."""
-    if name not in row.fields or row.fields[name] is None:
+    if name not in row.fields:
         raise row.refuse(f"field `{name}` is missing; the row has {_names(row)}")
     value = row.fields[name]
     if not isinstance(value, str):

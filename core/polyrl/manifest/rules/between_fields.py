@@ -12,6 +12,7 @@ from typing import Final
 from polyrl.manifest.parts.algorithm import Correction, GroupFilter, OldLogProbs
 from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rollout import CapacityPolicy, EngineType
+from polyrl.manifest.rules.data import DATA_RULES
 from polyrl.manifest.rules.evaluation import EVALUATION_RULES
 from polyrl.manifest.rules.preferences import PREFERENCE_RULES
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples
@@ -488,7 +489,7 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
     ),
 )
 
-RULES: Final = RECIPE_RULES + PREFERENCE_RULES + EVALUATION_RULES + ENVIRONMENT_RULES + FLEET_RULES
+RULES: Final = RECIPE_RULES + DATA_RULES + PREFERENCE_RULES + EVALUATION_RULES + ENVIRONMENT_RULES + FLEET_RULES
 
 
 def broken_rules(spec: JobSpec) -> Iterator[tuple[Rule, str]]:

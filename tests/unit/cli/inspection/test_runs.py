@@ -61,12 +61,13 @@ def test_what_runs_cost_is_shown_where_one_of_them_has_a_price() -> None:
     assert as_object(runs[0])["cost"]["total"] == 12.345
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("width", [40, 50, 60, 80, 200])
 def test_the_list_fits_the_terminal(width: int) -> None:
     text = printed(runs_table([facts("a" * 60)], now=2000.0), width)
     assert all(len(line) <= width for line in text.splitlines())
     assert width < 80 or all(whole in text for whole in ("succeeded", "rl 120/120", "exact_match 0.850", "02:12"))
-    assert width < 80 or text.count("a") > 60, "the path is whole, over several lines"
+    assert text.count("a") > 60, "the path is whole, over several lines"
+    assert text.split()[0] == "RUN"
 
 
 @pytest.mark.parametrize(

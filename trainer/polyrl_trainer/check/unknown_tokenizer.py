@@ -1,0 +1,21 @@
+"""Stands in for a tokenizer that is not on this machine, so that rows can be read for all else: every text is one token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyrl_trainer.data.rows import Message
+from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer, Tools
+
+
+class UnknownTokenizer(CharacterTokenizer):
+    """Refuses no text, and shows any tools."""
+
+    def __init__(self) -> None:
+        super().__init__("?")
+
+    def encode_text(self, text: str) -> list[int]:
+        return [EOS_ID + 1] * bool(text)
+
+    def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[list[int], list[int]]:
+        return super().encode_chat(messages)
