@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -48,33 +48,23 @@ def list_runs(given: Path | None, *, as_json: bool, note: Callable[[str], None])
         return
     console = terminal()
     if facts:
-        console.print(runs_table(facts, now))
+        console.print(runs_table(facts, now, console.width))
     else:
         console.print(Text(f"no run lies in {where}; `polyrl run FILE` makes one in {RUNS}"))
 
 
-def runs_table(facts: list[RunFacts], now: float) -> Table:
-    """One row each."""
+def runs_table(facts: list[RunFacts], now: float, width: int) -> Table:
+    """One row each; columns that a terminal of this width has no room for are left out."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     # The one that folds and is never cut: a run's name is what the list is for.
     table.add_column("RUN", overflow="fold", min_width=12)
-    for name, least in (("STATE", 7), ("STEPS", 3), ("REWARD", 3), ("EVALUATION", 3)):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=least)
-    costs = [cost_text(one) for one in facts]
-    priced = ["COST"] if any(costs) else []
-    for name in (*priced, "TOOK", "AGE"):
-        table.add_column(name, no_wrap=True, justify="right")
-    for one, cost in zip(facts, costs, strict=True):
-        table.add_row(
-            Text(printable(short_path(one.root, Path.cwd()))),
-            Text(one.state.value, style=STATE_STYLES[one.state]),
-            steps_text(one),
-            reward_text(one),
-            Text(evaluation_text(one.evaluation)),
-            *([Text(cost)] if priced else []),
-            clock_text(one.seconds),
-            age_text(now - one.started),
-        )
+    priced = any(cost_text(one) for one in facts)
+    shown = [one for one in COLUMNS if width >= one.terminal and (priced or one.name != "COST")]
+    for column in shown:
+        table.add_column(column.name, no_wrap=True, overflow="ellipsis", justify=column.justify)
+    for one in facts:
+        path = Text(printable(short_path(one.root, Path.cwd())))
+        table.add_row(path, *(column.cell(one, now) for column in shown))
     return table
 
 
@@ -108,6 +98,30 @@ def cost_text(one: RunFacts) -> str:
     cost = object_in(one.summary, "cost")
     currency = printable(str(cost.get("currency", "")))[:MAX_CURRENCY]
     return f"{number_in(cost, 'total', 0.0):.2f} {currency}" if cost else ""
+
+
+def _state_text(one: RunFacts, now: float) -> Text:
+    return Text(one.state.value, style=STATE_STYLES[one.state])
+
+
+class _Column(NamedTuple):
+    name: str
+    terminal: int
+    """Columns of a terminal that has room for it."""
+    justify: Literal["left", "right"]
+    cell: Callable[[RunFacts, float], str | Text]
+
+
+COLUMNS: Final = (
+    _Column("STATE", 0, "left", _state_text),
+    _Column("STEPS", 50, "left", lambda one, now: steps_text(one)),
+    _Column("REWARD", 66, "left", lambda one, now: reward_text(one)),
+    _Column("EVALUATION", 80, "left", lambda one, now: Text(evaluation_text(one.evaluation))),
+    _Column("COST", 66, "right", lambda one, now: Text(cost_text(one))),
+    _Column("TOOK", 0, "right", lambda one, now: clock_text(one.seconds)),
+    _Column("AGE", 50, "right", lambda one, now: age_text(now - one.started)),
+)
+"""After the name."""
 
 
 def age_text(seconds: float) -> str:

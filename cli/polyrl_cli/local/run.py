@@ -29,6 +29,7 @@ from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.recipe import ModelSpec
 from polyrl.worker import RunLocation, Workers, workers_of
+from polyrl_cli.inspection.run_facts import LocalRunState, read_facts
 from polyrl_cli.local import run_folder
 from polyrl_cli.local.chaos import FaultSchedule, listening
 from polyrl_cli.local.feasibility import feasibility
@@ -46,7 +47,6 @@ from polyrl_cli.report.progress import Progress, ProgressView
 from polyrl_cli.report.terminal import terminal
 from polyrl_cli.report.timeline import MetricsTail, Timeline, read_metrics, read_timeline
 from polyrl_trainer.data.hub import is_on_a_hub, model_folder
-from polyrl_trainer.session import was_done
 
 FAILED: Final = 1
 SIGNALLED: Final = 128
@@ -96,10 +96,8 @@ def run_command(
     check_files(job, file, overrides, base=base)
     console = terminal()
     if resumed is not None and _is_done(resumed, job):
-        steps = f"polyrl resume {resumed.root} --set spec.recipe.algorithm.steps=N"
-        console.print(
-            f"{resumed.root}: done, with nothing left to do; more steps go on from it: {steps}", soft_wrap=True
-        )
+        more = f"polyrl resume {resumed.root} --set spec.recipe.algorithm.steps=N"
+        console.print(f"{resumed.root}: done, nothing is left to do; more steps go on from it: {more}", soft_wrap=True)
         return 0
     _fetch_model(job.spec.recipe.model, base, console)
     here = feasibility(job, base, resumed)
@@ -131,7 +129,8 @@ def run_command(
 
 def _is_done(folder: RunFolder, job: PolyRLJob) -> bool:
     """Whether its trainer got to the end of this very recipe."""
-    return was_done(folder.root) and read_job(folder.job).spec.recipe == job.spec.recipe
+    is_done = read_facts(folder, time.time()).state is LocalRunState.SUCCEEDED
+    return is_done and read_job(folder.job).spec.recipe == job.spec.recipe
 
 
 def _taken_over(root: Path, named: str) -> RunFolder:

@@ -31,8 +31,8 @@ PrepareDataset = Callable[[list[DataRow], DatasetSpec], Any]
 
 
 def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
-    """The tokenizer, then every file that is there, without the tokenizer as far as that goes; the vocabulary is compared
-    where both sizes are known."""
+    """The tokenizer, then every file that is there, as far as that goes without the tokenizer too; the vocabulary is
+    compared where both sizes are known."""
     recipe = spec.recipe
     yield CheckBegan((*RECIPE, "model", "tokenizer"), "reading the tokenizer")
     try:

@@ -1,4 +1,4 @@
-"""Stands in for a tokenizer that is not on this machine, so that rows can be read for all else: every text is one token."""
+"""Stands in for a tokenizer that is not on this machine, so that rows are read for all else: a text is one token."""
 
 from __future__ import annotations
 

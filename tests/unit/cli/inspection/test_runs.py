@@ -40,7 +40,7 @@ def printed(table: Table, width: int) -> str:
 
 def test_a_run_on_a_line() -> None:
     text = printed(
-        runs_table([facts("one"), facts("two", state=LocalRunState.KILLED, evaluation=None)], now=8200.0), 120
+        runs_table([facts("one"), facts("two", state=LocalRunState.KILLED, evaluation=None)], 8200.0, 120), 120
     )
     one, two = (line.split("  ") for line in text.splitlines()[1:])
     shown = [cell.strip() for cell in one if cell.strip()]
@@ -51,19 +51,19 @@ def test_a_run_on_a_line() -> None:
 def test_what_runs_cost_is_shown_where_one_of_them_has_a_price() -> None:
     cost = {"currency": "EUR\x1b[2J" + "x" * 99, "total": 12.345}
     runs = [facts("one", summary={"cost": cost}), facts("two"), facts("odd", summary={"cost": {"total": "much"}})]
-    head, one, two, odd = printed(runs_table(runs, now=8200.0), 200).splitlines()
+    head, one, two, odd = printed(runs_table(runs, 8200.0, 200), 200).splitlines()
     assert [head.split()[index] for index in (-3, -2, -1)] == ["COST", "TOOK", "AGE"]
     assert "12.35 EUR" in one
     assert "\x1b" not in one
     assert "EUR" not in two
     assert "0.00" in odd
-    assert "COST" not in printed(runs_table(runs[1:2], now=8200.0), 200)
+    assert "COST" not in printed(runs_table(runs[1:2], 8200.0, 200), 200)
     assert as_object(runs[0])["cost"]["total"] == 12.345
 
 
 @pytest.mark.parametrize("width", [40, 50, 60, 80, 200])
 def test_the_list_fits_the_terminal(width: int) -> None:
-    text = printed(runs_table([facts("a" * 60)], now=2000.0), width)
+    text = printed(runs_table([facts("a" * 60)], 2000.0, width), width)
     assert all(len(line) <= width for line in text.splitlines())
     assert width < 80 or all(whole in text for whole in ("succeeded", "rl 120/120", "exact_match 0.850", "02:12"))
     assert text.count("a") > 60, "the path is whole, over several lines"

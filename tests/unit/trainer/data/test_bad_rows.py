@@ -40,7 +40,7 @@ BAD = [
     ("rl", b"7", "a row must be an object with fields, got a number"),
     ("rl", {"question": "1="}, "field `prompt` is missing; the row has `question`"),
     ("rl", {}, "field `prompt` is missing; the row has no fields"),
-    ("rl", {"prompt": None}, "field `prompt` is missing"),
+    ("rl", {"prompt": None}, "field `prompt` must be text, got null"),
     ("rl", {"prompt": 12}, "field `prompt` must be text, got a number"),
     ("rl", {"prompt": ["1"]}, "field `prompt` must be text, got a list"),
     ("rl", {"prompt": ""}, "field `prompt` is empty"),
@@ -138,7 +138,8 @@ def test_a_mark_before_the_first_line_is_no_part_of_it_and_a_whole_pair_is_a_cha
         pytest.param(1, 0.05, "", id="one-of-twenty"),
         pytest.param(2, 0.05, "f:1: .* has 13 tokens; at most 12 .*; so have 1 others of 20 rows", id="two-of-twenty"),
         pytest.param(1, 0.0, "f:1: .* has 13 tokens; at most 12 leave room", id="none-may-be"),
-        pytest.param(20, 1.0, "", id="all-may-be"),
+        pytest.param(19, 1.0, "", id="all-but-one"),
+        pytest.param(20, 1.0, "f:1: .*; so have 19 others of 20 rows", id="all"),
     ],
 )
 def test_a_small_share_of_prompts_that_are_too_long_is_skipped_and_counted(long, share, refused):
