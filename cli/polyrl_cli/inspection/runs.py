@@ -113,13 +113,13 @@ class _Column(NamedTuple):
 
 
 COLUMNS: Final = (
-    _Column("STATE", 0, "left", _state_text),
-    _Column("STEPS", 50, "left", lambda one, now: steps_text(one)),
-    _Column("REWARD", 66, "left", lambda one, now: reward_text(one)),
-    _Column("EVALUATION", 80, "left", lambda one, now: Text(evaluation_text(one.evaluation))),
-    _Column("COST", 66, "right", lambda one, now: Text(cost_text(one))),
-    _Column("TOOK", 0, "right", lambda one, now: clock_text(one.seconds)),
-    _Column("AGE", 50, "right", lambda one, now: age_text(now - one.started)),
+    _Column("STATE", 0, justify="left", cell=_state_text),
+    _Column("STEPS", 50, justify="left", cell=lambda one, now: steps_text(one)),
+    _Column("REWARD", 96, justify="left", cell=lambda one, now: reward_text(one)),
+    _Column("EVALUATION", 72, justify="left", cell=lambda one, now: Text(evaluation_text(one.evaluation))),
+    _Column("COST", 84, justify="right", cell=lambda one, now: Text(cost_text(one))),
+    _Column("TOOK", 0, justify="right", cell=lambda one, now: clock_text(one.seconds)),
+    _Column("AGE", 50, justify="right", cell=lambda one, now: age_text(now - one.started)),
 )
 """After the name."""
 
