@@ -29,7 +29,6 @@ from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.recipe import ModelSpec
 from polyrl.worker import RunLocation, Workers, workers_of
-from polyrl_cli.inspection.run_facts import LocalRunState, read_facts
 from polyrl_cli.local import run_folder
 from polyrl_cli.local.chaos import FaultSchedule, listening
 from polyrl_cli.local.feasibility import feasibility
@@ -129,8 +128,7 @@ def run_command(
 
 def _is_done(folder: RunFolder, job: PolyRLJob) -> bool:
     """Whether its trainer got to the end of this very recipe."""
-    is_done = read_facts(folder, time.time()).state is LocalRunState.SUCCEEDED
-    return is_done and read_job(folder.job).spec.recipe == job.spec.recipe
+    return run_folder.was_done(folder) and read_job(folder.job).spec.recipe == job.spec.recipe
 
 
 def _taken_over(root: Path, named: str) -> RunFolder:

@@ -10,6 +10,7 @@ Commands that only read a run import this, so it imports no package of an extra 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import stat
@@ -108,6 +109,14 @@ def find_run(given: Path | None) -> RunFolder:
             raise UserError(f"{RUNS.resolve()}: no run lies there; name the folder of one")
         given = runs[0]
     return existing_folder(given, str(given))
+
+
+def was_done(folder: RunFolder) -> bool:
+    """Whether its trainer got to the end."""
+    try:
+        return bool(json.loads(folder.trainer_result.read_bytes())["outcome"] == "done")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def new_run_folder(out: Path | None, job_name: str, now: datetime) -> RunFolder:
