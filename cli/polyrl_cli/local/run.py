@@ -128,7 +128,7 @@ def run_command(
 
 def _is_done(folder: RunFolder, job: PolyRLJob) -> bool:
     """Whether its trainer got to the end of this very recipe."""
-    return run_folder.was_done(folder) and read_job(folder.job).spec.recipe == job.spec.recipe
+    return run_folder.is_finished(folder) and read_job(folder.job).spec.recipe == job.spec.recipe
 
 
 def _taken_over(root: Path, named: str) -> RunFolder:

@@ -111,7 +111,7 @@ def find_run(given: Path | None) -> RunFolder:
     return existing_folder(given, str(given))
 
 
-def was_done(folder: RunFolder) -> bool:
+def is_finished(folder: RunFolder) -> bool:
     """Whether its trainer got to the end."""
     try:
         return bool(json.loads(folder.trainer_result.read_bytes())["outcome"] == "done")
