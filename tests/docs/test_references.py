@@ -27,6 +27,7 @@ PUBLIC = {
     "polyrl.weights": {"WeightsRef"},
     "polyrl.wire": {"Batch", "GroupDropped", "HeldGroup", "TrainerWelcome", "TurnDone", "pack_ids", "unpack_ids"},
     "polyrl_operator.secret": {"write_run_keys", "write_engine_keys"},
+    "polyrl_trainer.backend": {"LossInputs"},
     "polyrl_trainer.client": {"RequestRefused", "RolloutClient"},
     "polyrl_trainer.environments": {"CalculatorEnvironment", "Ending", "Environment", "Generate"},
     "polyrl_trainer.sample": {"Sample"},

@@ -115,6 +115,7 @@ FIELDS = [
     ("promptsPerStep: 32", "name: gpro", 19, "spec.recipe.algorithm.name", "'gpro' is not grpo"),
     ("maxNewTokens: 8", "maxNewTokens: 4096", 21, "spec.recipe.sampling.maxNewTokens", "no room for a prompt in rollout.engine.maxContext (4096)"),
     ("maxNewTokens: 8", "samplesPerPrompt: 1", 21, "spec.recipe.sampling.samplesPerPrompt", "1 is too few"),
+    ("promptsPerStep: 32\n    sampling:", "name: rloo\n    sampling:\n      samplesPerPrompt: 1", 21, "spec.recipe.sampling.samplesPerPrompt", "rloo compares the samples of a group: 1 is too few"),
     ("maxNewTokens: 8", "temperature: 0", 21, "spec.recipe.sampling.temperature", "learns nothing"),
     ("{type: embedded}", "{type: sglang}", 24, "spec.rollout.engine.type", "SGLang loads a folder"),
     ("{type: embedded}", "{type: embedded, kvTokens: 64}", 24, "spec.rollout.engine.kvTokens", "64 cannot hold one sequence"),

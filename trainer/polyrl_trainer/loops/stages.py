@@ -18,7 +18,6 @@ from typing import Any
 import structlog
 
 from polyrl.errors import InvalidData
-from polyrl.manifest.parts.algorithm import KlEstimator
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl_trainer.backends.configs import (
@@ -40,7 +39,7 @@ from polyrl_trainer.loops.preference_loop import PreferenceStage, run_preference
 from polyrl_trainer.loops.rl_loop import RlParts, RolloutSide, run_rl_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
 from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
-from polyrl_trainer.losses.policy_gradient import penalizes_loss
+from polyrl_trainer.losses.policy_gradient import pulls_elsewhere
 from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
@@ -220,7 +219,7 @@ class Stages:
             yield None
             return
         algorithm = self.recipe.algorithm
-        if penalizes_loss(algorithm) and algorithm.kl_estimator in (KlEstimator.K1, KlEstimator.K3):
+        if pulls_elsewhere(algorithm):
             log.warning(
                 "this KL penalty does not pull towards the reference as it should",
                 estimator=algorithm.kl_estimator.value,

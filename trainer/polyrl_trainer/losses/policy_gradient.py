@@ -133,6 +133,11 @@ def penalizes_loss(algorithm: AlgorithmSpec) -> bool:
     return algorithm.kl_coefficient > 0 and algorithm.kl_place is KlPlace.LOSS
 
 
+def pulls_elsewhere(algorithm: AlgorithmSpec) -> bool:
+    """Whether the KL term has not the gradient of KL(pi || piRef): that of k1 is 0 on average, k3's is biased."""
+    return penalizes_loss(algorithm) and algorithm.kl_estimator in (KlEstimator.K1, KlEstimator.K3)
+
+
 def learns_entropy(algorithm: AlgorithmSpec) -> bool:
     """Whether the loss has an entropy bonus, whose gradient the backend has to keep."""
     return algorithm.entropy_coefficient > 0

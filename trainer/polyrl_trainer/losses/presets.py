@@ -55,7 +55,10 @@ def aggregation_of(algorithm: AlgorithmSpec) -> Aggregation:
 
 
 def clip_of(algorithm: AlgorithmSpec) -> tuple[float, float]:
-    """The lowest and the highest ratio, 1 - clipLow and 1 + clipHigh: the manifest's, else the name's."""
+    """The lowest and the highest ratio, 1 - clipLow and 1 + clipHigh: the manifest's, else the name's.
+
+    CISPO's weight is bound in the same way, as in verl and slime; TRL's `epsilon_high` is the upper end itself, so that
+    its 5 is a clipHigh of 4, and has no lower end, which is a clipLow of 1."""
     low, high = PRESETS[algorithm.name].clip
     low = low if algorithm.clip_low is None else algorithm.clip_low
     high = high if algorithm.clip_high is None else algorithm.clip_high

@@ -15,7 +15,7 @@ from polyrl.errors import InvalidData
 from polyrl.manifest.parts.algorithm import AlgorithmName, AlgorithmSpec
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.losses import averages, merge, normalizer, policy_loss, sft_loss
-from polyrl_trainer.losses.policy_gradient import k1, k2, k3, policy_gradient as grpo
+from polyrl_trainer.losses.policy_gradient import k1, k2, k3, policy_gradient as grpo, pulls_elsewhere
 from polyrl_trainer.losses.presets import PRESETS
 
 LN2 = math.log(2.0)
@@ -266,6 +266,21 @@ def test_where_each_penalty_pulls_on_average(estimator: str, expected: list[floa
     (found,) = torch.autograd.grad(average, logits)  # type: ignore[arg-type]
     assert found.tolist() == pytest.approx(expected, abs=2e-6)
     assert k2(torch.tensor([-1.0]), torch.tensor([-1.5])).item() == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "warned"),
+    [
+        pytest.param({"kl_estimator": "k1"}, True, id="k1 in the loss"),
+        pytest.param({"kl_estimator": "k3"}, True, id="k3 in the loss"),
+        pytest.param({"kl_estimator": "k2"}, False, id="k2 in the loss"),
+        pytest.param({"kl_estimator": "k3Ratio"}, False, id="k3 times the ratio"),
+        pytest.param({"kl_estimator": "k3", "kl_place": "reward"}, False, id="k1 in the reward"),
+        pytest.param({"kl_estimator": "k3", "kl_coefficient": 0.0}, False, id="no penalty"),
+    ],
+)
+def test_a_penalty_that_pulls_elsewhere_is_warned_of(algorithm: dict[str, Any], warned: bool) -> None:
+    assert pulls_elsewhere(AlgorithmSpec(**{"kl_coefficient": 0.1, **algorithm})) == warned
 
 
 def test_shares_and_both_divergences_by_hand() -> None:

@@ -1,0 +1,147 @@
+"""What must hold between the fields of `recipe.algorithm`, and between them and the samples that it learns from."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polyrl.manifest.parts.algorithm import Correction, GroupFilter, OldLogProbs
+from polyrl.manifest.recipe import Mode
+from polyrl.manifest.rules.rule import GENERATES, Rule, samples
+
+_ADVANTAGE: Final = (
+    "(has(self.recipe.algorithm.advantage) ? self.recipe.algorithm.advantage : self.recipe.algorithm.name)"
+)
+
+
+ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "mini-batches-fit",
+        "recipe.algorithm.miniBatchPrompts",
+        message="{recipe.algorithm.miniBatchPrompts} does not divide promptsPerStep"
+        " ({recipe.algorithm.promptsPerStep})",
+        holds=lambda s: (
+            s.recipe.algorithm.mini_batch_prompts is None
+            or s.recipe.algorithm.prompts_per_step % s.recipe.algorithm.mini_batch_prompts == 0
+        ),
+        cel="!has(self.recipe.algorithm.miniBatchPrompts)"
+        " || self.recipe.algorithm.promptsPerStep % self.recipe.algorithm.miniBatchPrompts == 0",
+    ),
+    Rule(
+        "overlong-buffer-fits",
+        "recipe.algorithm.overlongBuffer",
+        message="{recipe.algorithm.overlongBuffer} tokens before the limit are more than sampling.maxNewTokens"
+        " ({recipe.sampling.maxNewTokens})",
+        holds=lambda s: s.recipe.algorithm.overlong_buffer <= s.recipe.sampling.max_new_tokens,
+        cel="self.recipe.algorithm.overlongBuffer <= self.recipe.sampling.maxNewTokens",
+    ),
+    Rule(
+        "whole-step-advantage",
+        "recipe.algorithm.oldLogProbs",
+        message="reinforce++ and gae scale by all samples of a step, so training has to wait for them: take recompute",
+        holds=lambda s: (
+            (s.recipe.algorithm.advantage or s.recipe.algorithm.name).value not in ("reinforce++", "gae", "ppo")
+            or s.recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
+        ),
+        cel=f"!({_ADVANTAGE} in ['reinforce++', 'gae', 'ppo']) || self.recipe.algorithm.oldLogProbs == 'recompute'",
+    ),
+    Rule(
+        "critic-sees-samples",
+        "recipe.algorithm.advantage",
+        message="gae learns a critic of samples that the policy drew now; mode {recipe.mode} has none of them",
+        holds=lambda s: s.recipe.mode is not Mode.OFFLINE_RL or not s.recipe.algorithm.uses_critic,
+        cel="self.recipe.mode != 'offline-rl' || has(self.recipe.algorithm.advantageFunction)"
+        f" || !({_ADVANTAGE} in ['gae', 'ppo'])",
+    ),
+    Rule(
+        "critic-warms-up",
+        "recipe.algorithm.critic.warmupSteps",
+        message="{recipe.algorithm.critic.warmupSteps} leave the policy no step of algorithm.steps"
+        " ({recipe.algorithm.steps})",
+        holds=lambda s: (
+            s.recipe.algorithm.critic.warmup_steps == 0
+            or s.recipe.algorithm.critic.warmup_steps < s.recipe.algorithm.steps
+        ),
+        cel="self.recipe.algorithm.critic.warmupSteps == 0"
+        " || self.recipe.algorithm.critic.warmupSteps < self.recipe.algorithm.steps",
+    ),
+    Rule(
+        "own-loss-alone",
+        "recipe.algorithm.lossFunction",
+        message="stands in place of policyLoss; leave one of the two out",
+        holds=lambda s: s.recipe.algorithm.loss_function is None or s.recipe.algorithm.policy_loss is None,
+        cel="!has(self.recipe.algorithm.lossFunction) || !has(self.recipe.algorithm.policyLoss)",
+    ),
+    Rule(
+        "own-advantage-alone",
+        "recipe.algorithm.advantageFunction",
+        message="stands in place of advantage; leave one of the two out, and take another name than reinforce++, whose"
+        " advantage is not of a group",
+        holds=lambda s: (
+            s.recipe.algorithm.advantage_function is None
+            or (s.recipe.algorithm.advantage is None and s.recipe.algorithm.name != "reinforce++")
+        ),
+        cel="!has(self.recipe.algorithm.advantageFunction)"
+        " || (!has(self.recipe.algorithm.advantage) && self.recipe.algorithm.name != 'reinforce++')",
+    ),
+    Rule(
+        "reused-once",
+        "recipe.algorithm.oldLogProbs",
+        message="reuse takes one optimizer step per RL step, since its ratio is always 1; leave miniBatchPrompts and"
+        " updateEpochs out, or take recompute",
+        holds=lambda s: (
+            s.recipe.algorithm.old_log_probs is not OldLogProbs.REUSE
+            or (
+                s.recipe.algorithm.update_epochs == 1
+                and s.recipe.algorithm.mini_batch_prompts in (None, s.recipe.algorithm.prompts_per_step)
+            )
+        ),
+        cel="self.recipe.algorithm.oldLogProbs != 'reuse' || (self.recipe.algorithm.updateEpochs == 1"
+        " && (!has(self.recipe.algorithm.miniBatchPrompts)"
+        " || self.recipe.algorithm.miniBatchPrompts == self.recipe.algorithm.promptsPerStep))",
+    ),
+    Rule(
+        "corrected-once",
+        "recipe.algorithm.correction",
+        message="{recipe.algorithm.correction} corrects a second time what the ratio of oldLogProbs bypass contains;"
+        " take tokenMask, sequenceMask or none, or another oldLogProbs",
+        holds=lambda s: (
+            s.recipe.algorithm.old_log_probs is not OldLogProbs.BYPASS
+            or s.recipe.algorithm.correction not in (Correction.TOKEN_TRUNCATE, Correction.SEQUENCE_TRUNCATE)
+        ),
+        cel="self.recipe.algorithm.oldLogProbs != 'bypass' || !has(self.recipe.algorithm.correction)"
+        " || !(self.recipe.algorithm.correction in ['tokenTruncate', 'sequenceTruncate'])",
+    ),
+    Rule(
+        "group-has-spread",
+        "recipe.sampling.samplesPerPrompt",
+        message="{recipe.algorithm.name} compares the samples of a group: {recipe.sampling.samplesPerPrompt} is too"
+        " few, 2 is the least",
+        holds=lambda s: (
+            not samples(s)
+            or s.recipe.sampling.samples_per_prompt >= 2
+            or s.recipe.algorithm.advantage_function is not None
+            or (s.recipe.algorithm.advantage or s.recipe.algorithm.name).value in ("reinforce++", "gae", "ppo")
+        ),
+        cel=f"!({GENERATES}) || self.recipe.sampling.samplesPerPrompt >= 2"
+        " || has(self.recipe.algorithm.advantageFunction)"
+        f" || {_ADVANTAGE} in ['reinforce++', 'gae', 'ppo']",
+    ),
+    Rule(
+        "filter-given",
+        "recipe.algorithm.filterFunction",
+        message="groupFilter custom needs a filterFunction (module:function)",
+        holds=lambda s: (
+            s.recipe.algorithm.group_filter is not GroupFilter.CUSTOM or s.recipe.algorithm.filter_function is not None
+        ),
+        cel="self.recipe.algorithm.groupFilter != 'custom' || has(self.recipe.algorithm.filterFunction)",
+    ),
+    Rule(
+        "filter-used",
+        "recipe.algorithm.filterFunction",
+        message="is only called with groupFilter custom; groupFilter is {recipe.algorithm.groupFilter}",
+        holds=lambda s: (
+            s.recipe.algorithm.group_filter is GroupFilter.CUSTOM or s.recipe.algorithm.filter_function is None
+        ),
+        cel="self.recipe.algorithm.groupFilter == 'custom' || !has(self.recipe.algorithm.filterFunction)",
+    ),
+)
