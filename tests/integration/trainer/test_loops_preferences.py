@@ -128,8 +128,14 @@ async def test_dpo_comes_to_prefer_what_was_chosen(tmp_path: Path, loss: str) ->
     assert last["rewards/margins"] > 0.02
     assert last["rewards/accuracies"] > 0.8
     assert last["dpo/loss"] < first["dpo/loss"]
+    assert first["dpo/loss"] == pytest.approx({"sigmoid": np.log(2), "ipo": 25.0, "hinge": 1.0}[loss]), "of a pair"
+    assert not {"loss", "tokens", "flops", "learn_seconds"} & set(first), "sums of the learner are no means over pairs"
     assert last["rewards/chosen"] - last["rewards/rejected"] == pytest.approx(last["rewards/margins"], abs=1e-6)
     assert last["logps/chosen"] < 0
+    start, end = (load_model(place, 5, "float32", MODEL.special_tokens) for place in (FIELDS, learned.model))
+    pairs = prepare_pairs(rows(8), SPEC, TOKENIZER, 60)
+    gained = [[log_ratio(end, start, answer).item() for answer in pair] for pair in pairs]
+    assert sum(chosen > rejected for chosen, rejected in gained) >= 7, "whatever the metrics say"
 
 
 async def test_a_reward_model_comes_to_score_and_transformers_gives_the_same_scores(tmp_path: Path) -> None:
@@ -143,6 +149,7 @@ async def test_a_reward_model_comes_to_score_and_transformers_gives_the_same_sco
         ModelConfig(learned.model, dtype="float32", head="value", special_tokens=MODEL.special_tokens), answers
     )
     np.testing.assert_allclose(theirs(learned.model, answers), scores, atol=2e-5)
+    assert sum(chosen > rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True)) >= 7
 
 
 def ours(model: ModelConfig, answers: list[Any]) -> list[float]:

@@ -19,13 +19,14 @@ from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.preferences import AnswerPair
 from polyrl_trainer.loops.sft_loop import step_values
 from polyrl_trainer.losses.preferences import dpo_loss, reward_model_loss
+from polyrl_trainer.losses.sft import COUNTS
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
 
 TEMPERATURE = 1.0
 """Nothing was sampled."""
-OF_LEARNER = frozenset({"loss", "tokens", "positions", "padded_positions", "padding_fraction", "entropy"})
-"""Sums that are no means over pairs."""
+NOT_OF_PAIRS = COUNTS | {"padding_fraction", "entropy"}
+"""Sums that make no mean over pairs; of the loss it is made apart."""
 
 
 @dataclass(frozen=True)
@@ -82,5 +83,5 @@ async def run_preference_training(
 
 
 def _of_pairs(sums: Mapping[str, float], stage: PreferenceStage) -> dict[str, float]:
-    named = {stage.loss_name if name == "loss" else name: value for name, value in sums.items()}
-    return {name: value / stage.batch_size for name, value in named.items() if name not in OF_LEARNER}
+    named = {stage.loss_name: sums["loss"], **{name: sums[name] for name in sums if name not in NOT_OF_PAIRS}}
+    return {name: value / stage.batch_size for name, value in named.items()}
