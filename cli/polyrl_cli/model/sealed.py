@@ -21,7 +21,7 @@ from polyrl.errors import UNDECODABLE, UserError
 SEAL: Final = "COMPLETE.json"
 MODEL: Final = "model"
 
-LEARNERS_OWN: Final = ("optimizer.safetensors", "rng.safetensors", "training_state.json")
+LEARNERS_OWN: Final = ("optimizer.safetensors", "rng.safetensors", "training_state.json", "value_head.safetensors")
 """Of no use to those who use the model, and twice its size."""
 
 

@@ -47,7 +47,8 @@ def parameters_of(config: Mapping[str, Any]) -> int:
 
 def trains_critic(recipe: RecipeSpec) -> bool:
     """Whether the learner holds the model twice, to learn a value function."""
-    return recipe.mode in (Mode.RL, Mode.SFT_RL) and recipe.algorithm.uses_critic
+    algorithm = recipe.algorithm
+    return recipe.mode in (Mode.RL, Mode.SFT_RL) and algorithm.uses_critic and not algorithm.shares_trunk
 
 
 def learner_bytes(recipe: RecipeSpec) -> int:

@@ -37,7 +37,7 @@ from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
-from polyrl_trainer.loops.critic import Critic
+from polyrl_trainer.loops.critic import Critic, SharedCritic
 from polyrl_trainer.loops.mini_batches import updates_per_step
 from polyrl_trainer.loops.rl_loop import RlParts, run_rl_training
 from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
@@ -65,17 +65,17 @@ SOURCE = {
 MODEL = ModelConfig(SOURCE, seed=SEED, dtype="float32")
 
 
-def backend_of(total_steps: int) -> TorchBackend:
+def backend_of(total_steps: int, model: ModelConfig = MODEL) -> TorchBackend:
     optimizer = OptimizerConfig(learning_rate=0.03, total_steps=total_steps)
-    return create_torch_backend(MODEL, EngineConfig("cpu"), optimizer, CheckpointConfig(fsync=False))
+    return create_torch_backend(model, EngineConfig("cpu"), optimizer, CheckpointConfig(fsync=False))
 
 
-def critic_of(spec: RecipeSpec) -> Critic | None:
+def critic_of(spec: RecipeSpec, backend: TorchBackend) -> Critic | None:
     if not spec.algorithm.uses_critic:
         return None
-    optimizer = OptimizerConfig(learning_rate=0.03, total_steps=100)
-    model = replace(MODEL, head="value")
-    return Critic(create_torch_backend(model, EngineConfig("cpu"), optimizer, CheckpointConfig(fsync=False)), spec)
+    if spec.algorithm.shares_trunk:
+        return SharedCritic(backend, spec)
+    return Critic(backend_of(100, replace(MODEL, head="value")), spec)
 
 
 def write_model(folder: Path, backend: TorchBackend) -> Path:
@@ -163,7 +163,8 @@ async def train(
         algorithm={"steps": STEPS, "prompts_per_step": 8, "min_micro_batch_samples": 8, **algorithm},
         sampling={"samples_per_prompt": 8, "max_new_tokens": 4},
     )  # fmt: skip
-    backend = backend_of(STEPS * updates_per_step(spec.algorithm))
+    model = replace(MODEL, head="both") if spec.algorithm.shares_trunk else MODEL
+    backend = backend_of(STEPS * updates_per_step(spec.algorithm), model)
     checkpoints = Checkpoints(folder, keep=1)
     checkpoints.start()
     rollouts = EngineRollouts(engine, folder / "weights", backend)
@@ -186,7 +187,7 @@ async def train(
         prompts=DataBuffer([prepare_prompts(rows, TOKENIZER, 40)], [1.0], seed=SEED),
         tokenizer=TOKENIZER,
         own=own,
-        critic=critic_of(spec),
+        critic=critic_of(spec, backend),
     )
     try:
         assert await run_beside(run_rl_training(parts, spec, session), runner.run(), supply.run())
@@ -219,6 +220,10 @@ CASES: dict[str, tuple[dict[str, Any], OwnAlgorithm]] = {
     **{name.value: ({"name": name}, NOTHING_OWN) for name in AlgorithmName if name.value != "ppo"},
     "reinforce++": ({"name": "reinforce++", **WHOLE_STEP}, NOTHING_OWN),
     "ppo": ({"name": "ppo", "mini_batch_prompts": 4, **WHOLE_STEP}, NOTHING_OWN),
+    "ppo on one trunk": (
+        {"name": "ppo", "mini_batch_prompts": 4, "critic": {"trunk": "shared"}, **WHOLE_STEP},
+        NOTHING_OWN,
+    ),
     "entropy bonus": ({"entropy_coefficient": 0.001}, NOTHING_OWN),
     "epochs": ({"update_epochs": 2, "mini_batch_prompts": 4, **WHOLE_STEP}, NOTHING_OWN),
     "own": ({"update_epochs": 2}, OWN),

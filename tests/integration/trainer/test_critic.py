@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from polyrl.errors import InvalidData
+from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.backends.configs import EngineConfig
+from polyrl_trainer.backends.single_process import TorchBackend
 from polyrl_trainer.checkpoints import CRITIC, Checkpoints
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
+from polyrl_trainer.loops.critic import SharedCritic
 from polyrl_trainer.loops.stages import Stages
-from polyrl_trainer.losses import whitened, with_advantages
+from polyrl_trainer.losses import averages, policy_loss, whitened, with_advantages
+from polyrl_trainer.losses.critic import value_loss
+from polyrl_trainer.losses.policy_gradient import policy_gradient
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainerState, TrainingStage
-from polyrl_trainer.testing.backend_conformance import MODEL, draw_samples
+from polyrl_trainer.testing.backend_conformance import MODEL, assert_weights_equal, draw_samples, exported
 
 WAIT_SECONDS = 60.0
 SAMPLES = [replace(one, reward=float(index % 2)) for index, one in enumerate(draw_samples(3, 8))]
@@ -65,15 +73,15 @@ def test_it_learns_what_is_rewarded_and_says_so(tmp_path: Path) -> None:
             assert critic is not None
             before = await taught(critic, spec.algorithm, 1)
             assert [one.old_values.shape for one in before] == [(one.length,) for one in SAMPLES]
-            first = critic.take_metrics()
+            first = critic.take_metrics({})
             await taught(critic, spec.algorithm, 30)
-            last = critic.take_metrics()
+            last = critic.take_metrics({})
             assert last["critic/vf_loss"] < first["critic/vf_loss"] / 2
             assert first["critic/lr"] == 0.01
             assert (critic.warms_up(1), critic.warms_up(2)) == (True, False)
             # Sums begin anew with each step.
             await taught(critic, spec.algorithm, 1)
-            assert critic.take_metrics()["critic/vf_loss"] < last["critic/vf_loss"]
+            assert critic.take_metrics({})["critic/vf_loss"] < last["critic/vf_loss"] / 2
 
     asyncio.run(run())
 
@@ -113,3 +121,80 @@ def test_other_algorithms_have_none(tmp_path: Path) -> None:
     spec = RecipeSpec.model_validate({"model": {"config": MODEL.source}})
     with stages(tmp_path, spec)._critic(MODEL.source) as critic:
         assert critic is None
+
+
+SHARED: Any = {"trunk": "shared", "coefficient": 1.0, "valueClip": 10.0}
+
+
+def one_trunk(folder: Path, lora: dict[str, int] | None = None) -> tuple[TorchBackend, AlgorithmSpec]:
+    spec = recipe(lora=lora)
+    critic = spec.algorithm.critic.model_validate(SHARED)
+    optimizer = spec.algorithm.optimizer.model_copy(update={"learning_rate": 0.01})
+    algorithm = spec.algorithm.model_copy(update={"critic": critic, "optimizer": optimizer})
+    backend = stages(folder, spec.model_copy(update={"algorithm": algorithm}))._rl_backend(MODEL.source)
+    return backend, algorithm
+
+
+def prepared(backend: TorchBackend, algorithm: AlgorithmSpec) -> list[Sample]:
+    values = backend.values(SAMPLES).result(WAIT_SECONDS)
+    drawn = backend.log_probs(SAMPLES).result(WAIT_SECONDS)
+    samples = [
+        replace(one, old_values=value, rollout_log_probs=score, old_log_probs=score)
+        for one, value, score in zip(SAMPLES, values, drawn, strict=True)
+    ]
+    return whitened(with_advantages(samples, algorithm), algorithm)
+
+
+def update(backend: TorchBackend, algorithm: AlgorithmSpec) -> dict[str, float]:
+    learning = backend.forward_backward(prepared(backend, algorithm), policy_loss(algorithm))
+    sums = learning.result(WAIT_SECONDS)
+    backend.optim_step(sums["tokens"]).result(WAIT_SECONDS)
+    return averages(sums)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "adapters"])
+def test_on_one_trunk_policy_and_critic_learn_and_engines_see_the_policy_alone(
+    tmp_path: Path, lora: dict[str, int] | None
+) -> None:
+    backend, algorithm = one_trunk(tmp_path, lora)
+    plain = stages(
+        tmp_path, RecipeSpec.model_validate({"model": {"config": MODEL.source, "dtype": "float32"}})
+    )._rl_backend(MODEL.source)
+    assert_weights_equal(exported(backend), exported(plain), "what engines are sent")
+    for one, other in zip(*(both.log_probs(SAMPLES).result(WAIT_SECONDS) for both in (backend, plain)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    updates = [update(backend, algorithm) for _ in range(30)]
+    assert updates[-1]["vf_loss"] < updates[0]["vf_loss"] / 2
+    for one in SharedCritic(backend, recipe()).take_metrics(updates[0]):
+        assert one in ("critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean")
+    assert any(not torch.equal(one, exported(plain)[name]) for name, one in exported(backend).items())
+
+
+def test_its_loss_is_the_sum_of_both(tmp_path: Path) -> None:
+    backend, algorithm = one_trunk(tmp_path)
+    samples = prepared(backend, algorithm)
+    both = backend.forward_backward(samples, policy_loss(algorithm)).result(WAIT_SECONDS)
+    alone = backend.forward_backward(samples, partial(policy_gradient, algorithm=algorithm)).result(WAIT_SECONDS)
+    critic = backend.forward_backward(samples, partial(value_loss, algorithm=algorithm)).result(WAIT_SECONDS)
+    weight = algorithm.model_copy(update={"critic": algorithm.critic.model_copy(update={"coefficient": 0.25})})
+    quarter = backend.forward_backward(samples, policy_loss(weight)).result(WAIT_SECONDS)
+    assert both["loss"] == pytest.approx(alone["loss"] + critic["loss"], rel=1e-5)
+    assert quarter["loss"] == pytest.approx(alone["loss"] + critic["loss"] / 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "adapters"])
+def test_on_one_trunk_a_resume_goes_on_to_the_bit(tmp_path: Path, lora: dict[str, int] | None) -> None:
+    first, algorithm = one_trunk(tmp_path / "first", lora)
+    update(first, algorithm)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    first.save(folder)
+    names = load_file(folder / "model.safetensors").keys()
+    assert "score.weight" not in names, "a language model as any other"
+    second, _ = one_trunk(tmp_path / "second", lora)
+    second.load(folder)
+    for backend in (first, second):
+        update(backend, algorithm)
+    assert_weights_equal(exported(second), exported(first), "after a resume")
+    for one, other in zip(*(both.values(SAMPLES).result(WAIT_SECONDS) for both in (first, second)), strict=True):
+        np.testing.assert_array_equal(one, other)

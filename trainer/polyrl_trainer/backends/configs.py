@@ -11,8 +11,8 @@ from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl.manifest.recipe import LoraSpec
 
 Dtype = Literal["float32", "bfloat16"]
-Head = Literal["tokens", "value"]
-"""What stands on the trunk: a language model's vocabulary, or one number (see `value_head`)."""
+Head = Literal["tokens", "value", "both"]
+"""What stands on the trunk: a language model's vocabulary, one number (see `value_head`), or both, side by side."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class ModelConfig:
     vocabulary: int | None = None
     """The tokenizer's number of tokens: a fresh model's, unless its config says `vocab_size`."""
     head: Head = "tokens"
-    """`value` for a critic or a reward model; a language model's folder then gives the trunk."""
+    """`value` for a critic or a reward model, `both` for a policy that is its own critic; a language model's folder
+    then gives the trunk."""
     adapter: AdapterConfig | None = None
     """Given: the model stays as it is, and adapters on it learn; `seed` draws their weights."""
 

@@ -113,11 +113,11 @@ def merged_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What learns, adapters and a value head, under the names of peft's files."""
+    """What learns, adapters and a scorer's head, under the names of peft's files."""
     return {
         f"{_PEFT_PREFIX}{name.replace(f'.{NAME}.', '.')}": parameter.detach()
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad
+        if parameter.requires_grad and (_LORA in name or _is_scorer(model))
     }
 
 
@@ -135,7 +135,7 @@ def adapter_config(model: nn.Module, config: AdapterConfig, source: Path | Mappi
     settings["target_modules"] = targets
     settings["base_model_name_or_path"] = str(source) if isinstance(source, Path) else None
     settings["inference_mode"] = True
-    if hasattr(model, value_head.HEAD):
+    if _is_scorer(model):
         settings |= {"task_type": "SEQ_CLS", "modules_to_save": [value_head.HEAD]}
     return json.dumps(settings, indent=2, default=str).encode()
 
@@ -178,6 +178,11 @@ def dropout_on(model: nn.Module) -> Iterator[None]:
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     return ((name, one) for name, one in model.named_modules() if hasattr(one, "lora_dropout"))
+
+
+def _is_scorer(model: nn.Module) -> bool:
+    """A value head stands in place of the vocabulary's, not beside it."""
+    return hasattr(model, value_head.HEAD) and model.get_output_embeddings() is None  # type: ignore[operator]
 
 
 def _peft_config(targets: list[str], config: AdapterConfig) -> Any:

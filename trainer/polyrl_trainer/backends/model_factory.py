@@ -23,9 +23,17 @@ from polyrl_trainer.backends.configs import Dtype, Head, SpecialTokens
 from polyrl_trainer.backends.model_config import PLACE, model_config, reason_of
 from polyrl_trainer.backends.value_head import HEAD_WEIGHT, draw_head, name_padding
 
-_AUTO_MODELS: dict[Head, Any] = {"tokens": AutoModelForCausalLM, "value": AutoModelForSequenceClassification}
+_AUTO_MODELS: dict[Head, Any] = {
+    "tokens": AutoModelForCausalLM,
+    "value": AutoModelForSequenceClassification,
+    "both": AutoModelForCausalLM,
+}
 """transformers leaves these class methods untyped."""
-_KINDS: dict[Head, str] = {"tokens": "causal language model", "value": "model with a value head"}
+_KINDS: dict[Head, str] = {
+    "tokens": "causal language model",
+    "value": "model with a value head",
+    "both": "causal language model",
+}
 NO_SPECIAL_TOKENS = SpecialTokens()
 
 DENSE_ATTENTION = "sdpa"

@@ -30,7 +30,7 @@ from polyrl_trainer.backends import lora
 from polyrl_trainer.backends.configs import Dtype, EngineConfig, Head, ModelConfig
 from polyrl_trainer.backends.model_factory import VARIABLE_LENGTH_ATTENTION, attention_for, load_model
 from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, loss_inputs, pack_pass, plan_passes, unpack
-from polyrl_trainer.backends.value_head import position_values, probe_value_model
+from polyrl_trainer.backends.value_head import add_head, position_values, probe_value_model
 from polyrl_trainer.sample import Sample
 
 P = ParamSpec("P")
@@ -153,7 +153,12 @@ class Policy:
         """float32[P] log_softmax(logits / temperature) of the learned tokens, and float32[P] entropies, detached unless
         `entropy_gradient`."""
         with self._autocast():
-            hidden_PH = self._predicting(batch)
+            return self._score(self._predicting(batch), batch, temperature, entropy_gradient)
+
+    def _score(
+        self, hidden_PH: torch.Tensor, batch: PackedBatch, temperature: float, entropy_gradient: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with self._autocast():
             head = vocabulary_head(self.model)
             scale = 1.0 / effective_temperature(temperature)
             chunk = max(1, self.max_logits_bytes // (LOGIT_BYTES * self.model.config.get_text_config().vocab_size))
@@ -177,6 +182,11 @@ class Policy:
         """What a loss sees of a pass, by the model's head."""
         if self.head == "tokens":
             return loss_inputs(batch, *self.score(batch, temperature, entropy_gradient=entropy_gradient))
+        if self.head == "both":
+            with self._autocast():
+                hidden_PH = self._predicting(batch)
+                values = position_values(self.model, hidden_PH)
+            return loss_inputs(batch, *self._score(hidden_PH, batch, temperature, entropy_gradient), values)
         values = self.position_values(batch)
         nothing = torch.zeros_like(values, requires_grad=False)
         return loss_inputs(batch, nothing, nothing, values)
@@ -215,6 +225,8 @@ def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
         probe_value_model(loaded)
     else:
         probe_model(loaded)
+    if model.head == "both":
+        add_head(loaded, model.seed)
     if model.adapter is not None:
         lora.add_adapter(loaded, model.adapter, model.seed)
         lora.hold_frozen_in(loaded, model.dtype)

@@ -26,7 +26,8 @@ from polyrl_trainer.backends.device_load import MatrixSizes, device_numbers
 from polyrl_trainer.backends.model_factory import load_model, serving_files
 from polyrl_trainer.backends.packing import PackedBatch
 from polyrl_trainer.backends.policy import Background, ModelBelowAdapters, Policy, create_policy
-from polyrl_trainer.backends.training_state import MODEL_FILE, OPTIMIZER_FILE, RNG_FILE
+from polyrl_trainer.backends.training_state import MODEL_FILE, OPTIMIZER_FILE, RNG_FILE, VALUE_HEAD_FILE
+from polyrl_trainer.backends.value_head import HEAD_WEIGHT
 from polyrl_trainer.losses.sft import merge
 from polyrl_trainer.sample import Sample
 
@@ -214,10 +215,16 @@ class TorchBackend(TrainingBackend):
     def _published_state(self) -> dict[str, torch.Tensor]:
         """Detached tensors under the names of published Hugging Face checkpoints, tied weights once."""
         model = self._policy.model
-        tied = set(model.all_tied_weights_keys)
+        tied = {*model.all_tied_weights_keys, *self._own_value_head()}
         held = model.state_dict() if self._model.adapter is None else lora.merged_state(model)
         state: dict[str, torch.Tensor] = revert_weight_conversion(model, held)
         return {name: tensor.detach().contiguous() for name, tensor in state.items() if name not in tied}
+
+    def _own_value_head(self) -> dict[str, torch.Tensor]:
+        """Of a policy that is its own critic: no engine knows of it."""
+        if self._policy.head != "both":
+            return {}
+        return {HEAD_WEIGHT: dict(self._policy.model.named_parameters())[HEAD_WEIGHT].detach()}
 
     def _save(self, folder: Path) -> None:
         if self._has_gradient:
@@ -230,6 +237,8 @@ class TorchBackend(TrainingBackend):
         files = self.serving_files()
         if adapter is None or adapter.save_merged:
             tensors[MODEL_FILE] = self._published_state()
+        if self._policy.head == "both":
+            tensors[VALUE_HEAD_FILE] = self._own_value_head()
         if adapter is not None:
             tensors[lora.TENSORS_FILE] = lora.adapter_tensors(model)
             files[lora.CONFIG_FILE] = lora.adapter_config(model, adapter, self._model.source)
@@ -259,6 +268,8 @@ class TorchBackend(TrainingBackend):
             model.load_state_dict(weights)
         else:
             lora.load_adapter(model, weights)
+            for name, parameter in self._own_value_head().items():
+                parameter.copy_(weights[name])
         restore_state(model, self._optimizer, optimizer)
         torch.set_rng_state(generators["cpu"])
         if "cuda" in generators:
@@ -268,10 +279,12 @@ class TorchBackend(TrainingBackend):
 
     def _read_weights(self, folder: Path) -> Mapping[str, torch.Tensor]:
         """What learns; of an adapted model the adapters alone."""
-        model = self._policy.model
+        model, own = self._policy.model, self._own_value_head()
+        head = training_state.read_tensors(folder / VALUE_HEAD_FILE, own) if own else {}
         if self._model.adapter is not None:
-            return training_state.read_tensors(folder / lora.TENSORS_FILE, lora.adapter_tensors(model))
-        weights = load_model(folder, seed=0, dtype=self._policy.dtype, head=self._policy.head).state_dict()
+            adapters = training_state.read_tensors(folder / lora.TENSORS_FILE, lora.adapter_tensors(model))
+            return {**adapters, **head}
+        weights = load_model(folder, seed=0, dtype=self._policy.dtype, head=self._policy.head).state_dict() | head
         training_state.check_tensors(folder / MODEL_FILE, weights, model.state_dict())
         return weights
 

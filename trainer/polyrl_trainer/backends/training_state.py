@@ -2,6 +2,7 @@
 
 config.json, generation_config.json, model.safetensors   a Hugging Face folder; weights in float32, those that adapters
                                                          leave alone as they are held
+value_head.safetensors                                   of a policy that is its own critic
 adapter/...                                              adapters as peft reads them; then a resume needs no more
 optimizer.safetensors                                    `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
 rng.safetensors                                          generator states, one per device type
@@ -26,6 +27,7 @@ STATE_FILE = "training_state.json"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 RNG_FILE = "rng.safetensors"
+VALUE_HEAD_FILE = "value_head.safetensors"
 
 SAFETENSORS_METADATA = {"format": "pt"}
 """transformers refuses weight files that do not say this."""

@@ -40,6 +40,12 @@ def draw_head(model: PreTrainedModel, seed: int) -> None:
         nn.init.normal_(parameter, std=spread, generator=generator)
 
 
+def add_head(model: PreTrainedModel, seed: int) -> None:
+    """Puts a value head beside a language model's own, drawn from the seed."""
+    model.score = nn.Linear(model.config.get_text_config().hidden_size, 1, bias=False)
+    draw_head(model, seed)
+
+
 def name_padding(model: PreTrainedModel, special_tokens: SpecialTokens) -> None:
     """transformers scores the last token that is no padding; where a tokenizer has none, the end of text stands in."""
     padding = special_tokens.eos if special_tokens.pad is None else special_tokens.pad

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -47,16 +47,34 @@ class Critic:
         """Whether the policy stays as it is in RL step `step`, the first of which is 1."""
         return step <= self.recipe.algorithm.critic.warmup_steps
 
-    def take_metrics(self) -> dict[str, float]:
-        """Of its updates since the last call, named as verl names them."""
+    def take_metrics(self, policy: Mapping[str, float]) -> dict[str, float]:
+        """Of its updates since the last call, named as verl names them; `policy` are the averages of the policy's."""
         learned, updates = averages(self._sums), self._updates
         self._sums, self._updates = {}, []
         norms = [one.grad_norm for one in updates if not one.not_finite]
         return {
-            "critic/vf_loss": learned["vf_loss"],
-            "critic/vf_clipfrac": learned["vf_clip_fraction"],
-            "critic/vpred_mean": learned["value"],
+            **_of_loss(learned),
             "critic/lr": updates[-1].learning_rate,
             "critic/skipped_steps": float(len(updates) - len(norms)),
             **({"critic/grad_norm": float(np.mean(norms))} if norms else {}),
         }
+
+
+@dataclass
+class SharedCritic(Critic):
+    """A value head beside the policy's own, on one trunk: `backend` is the policy's, and its loss has both terms."""
+
+    async def learn(self, mini_batch: Sequence[Sample]) -> dict[str, float]:
+        """It learns with the policy."""
+        return {}
+
+    def take_metrics(self, policy: Mapping[str, float]) -> dict[str, float]:
+        return _of_loss(policy)
+
+
+def _of_loss(learned: Mapping[str, float]) -> dict[str, float]:
+    return {
+        "critic/vf_loss": learned["vf_loss"],
+        "critic/vf_clipfrac": learned["vf_clip_fraction"],
+        "critic/vpred_mean": learned["value"],
+    }

@@ -24,6 +24,7 @@ from polyrl_trainer.backends.configs import (
     AdapterConfig,
     CheckpointConfig,
     EngineConfig,
+    Head,
     ModelConfig,
     OptimizerConfig,
     SpecialTokens,
@@ -31,7 +32,7 @@ from polyrl_trainer.backends.configs import (
 from polyrl_trainer.backends.policy import ReferencePolicy, ReferenceScores
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.checkpoints import CRITIC, MODEL
-from polyrl_trainer.loops.critic import Critic
+from polyrl_trainer.loops.critic import Critic, SharedCritic
 from polyrl_trainer.loops.evaluation import PREFIX
 from polyrl_trainer.loops.mini_batches import updates_per_step
 from polyrl_trainer.loops.offline_loop import run_offline_training
@@ -120,6 +121,8 @@ class Stages:
             backend = stack.enter_context(closing(self._rl_backend(start)))
             reference = stack.enter_context(self._reference(start, backend))
             await self._evaluate("base", side, backend, only_without=("afterSft",))
+            if self.recipe.algorithm.shares_trunk:
+                critic = SharedCritic(backend, self.recipe)
             if not await self._train_rl(side, backend, reference, critic):
                 return False
             await self._evaluate("afterRl", side, backend)
@@ -181,13 +184,14 @@ class Stages:
         algorithm = self.recipe.algorithm
         # While a critic warms up, the policy's schedule stands still.
         steps = algorithm.steps - (algorithm.critic.warmup_steps if algorithm.uses_critic else 0)
-        return self._backend(source, algorithm.optimizer, steps * updates_per_step(algorithm))
+        head: Head = "both" if algorithm.shares_trunk else "tokens"
+        return self._backend(source, algorithm.optimizer, steps * updates_per_step(algorithm), head)
 
     @contextmanager
     def _critic(self, source: ModelPlace) -> Iterator[Critic | None]:
         """On a trunk of its own, which is the policy's at the stage's start."""
         algorithm = self.recipe.algorithm
-        if not algorithm.uses_critic:
+        if not algorithm.uses_critic or algorithm.shares_trunk:
             yield None
             return
         total = algorithm.steps * updates_per_step(algorithm)
@@ -202,10 +206,14 @@ class Stages:
             yield Critic(backend, self.recipe)
             self.session.critic = None
 
-    def _backend(self, source: ModelPlace, optimizer: OptimizerSpec, total_steps: int) -> TorchBackend:
+    def _backend(
+        self, source: ModelPlace, optimizer: OptimizerSpec, total_steps: int, head: Head = "tokens"
+    ) -> TorchBackend:
         """The stage's backend, where its checkpoint stands if the run is resumed within this stage."""
         schedule = OptimizerConfig.from_manifest(optimizer, max(1, total_steps))
-        backend = create_torch_backend(self._model(source), self.engine, schedule, CheckpointConfig())
+        head = "value" if self.recipe.mode is Mode.REWARD_MODEL else head
+        model = replace(self._model(source), head=head)
+        backend = create_torch_backend(model, self.engine, schedule, CheckpointConfig())
         vocabulary = int(json.loads(backend.serving_files()["config.json"])["vocab_size"])
         check_vocabulary(self.prepared.tokenizer, vocabulary)
         if self.resumed_from is not None and self.session.state.step > 0:
@@ -243,6 +251,5 @@ class Stages:
             dtype=self.recipe.model.dtype,
             special_tokens=special,
             vocabulary=tokenizer.vocabulary,
-            head="value" if self.recipe.mode is Mode.REWARD_MODEL else "tokens",
             adapter=AdapterConfig.from_manifest(self.recipe.model.lora),
         )

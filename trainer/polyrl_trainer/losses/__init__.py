@@ -18,6 +18,7 @@ from functools import partial
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl_trainer.backend import Loss
 from polyrl_trainer.losses.advantages import whitened, with_advantages
+from polyrl_trainer.losses.critic import with_value_loss
 from polyrl_trainer.losses.own import TokenLoss
 from polyrl_trainer.losses.policy_gradient import learns_entropy, policy_gradient
 from polyrl_trainer.losses.presets import normalizer
@@ -36,5 +37,7 @@ __all__ = [
 
 
 def policy_loss(algorithm: AlgorithmSpec, own: TokenLoss | None = None) -> Loss:
-    """The loss that the manifest's algorithm names, with its numbers filled in; `own` in place of its policy loss."""
-    return partial(policy_gradient, algorithm=algorithm, own=own)
+    """The loss that the manifest's algorithm names, with its numbers filled in; `own` in place of its policy loss; of a
+    policy that is its own critic the value loss too."""
+    policy = partial(policy_gradient, algorithm=algorithm, own=own)
+    return with_value_loss(policy, algorithm) if algorithm.shares_trunk else policy

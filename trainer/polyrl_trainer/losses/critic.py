@@ -18,7 +18,7 @@ import torch
 from polyrl.errors import InvalidData
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.parts.critic import CriticSpec
-from polyrl_trainer.backend import LossInputs
+from polyrl_trainer.backend import Loss, LossInputs
 from polyrl_trainer.losses.policy_gradient import aggregated
 from polyrl_trainer.losses.sft import as_floats
 from polyrl_trainer.sample import Sample
@@ -78,6 +78,17 @@ def value_loss(inputs: LossInputs, algorithm: AlgorithmSpec) -> tuple[torch.Tens
     return aggregated(per_token, inputs, algorithm), as_floats(
         {name: (column * inputs.mask).sum() for name, column in sums.items()}
     )
+
+
+def with_value_loss(policy: Loss, algorithm: AlgorithmSpec) -> Loss:
+    """The policy's loss plus `coefficient` times the critic's, of a model that is both."""
+
+    def both(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, float]]:
+        loss, sums = policy(inputs)
+        of_values, more = value_loss(inputs, algorithm)
+        return loss + algorithm.critic.coefficient * of_values, sums | more
+
+    return both
 
 
 def value_metrics(samples: Sequence[Sample]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from polyrl.manifest.base import BY_VALUE, Count, FunctionName, ManifestModel, Positive
-from polyrl.manifest.parts.critic import CriticSpec
+from polyrl.manifest.parts.critic import CriticSpec, CriticTrunk
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 
 
@@ -227,3 +227,8 @@ class AlgorithmSpec(ManifestModel):
     def uses_critic(self) -> bool:
         """Whether a value function learns beside the policy."""
         return self.advantage_function is None and (self.advantage or self.name).value in ("gae", "ppo")
+
+    @property
+    def shares_trunk(self) -> bool:
+        """Whether the policy's trunk carries a value function too."""
+        return self.uses_critic and self.critic.trunk is CriticTrunk.SHARED

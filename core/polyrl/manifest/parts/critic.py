@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
-from polyrl.manifest.base import Count, ManifestModel
+from polyrl.manifest.base import BY_VALUE, Count, ManifestModel
 from polyrl.manifest.parts.optimizer import OptimizerSpec
+
+
+class CriticTrunk(StrEnum):
+    """What a critic's head stands on."""
+
+    OWN = "own"
+    """A model of its own, which begins as the policy does: neither disturbs the other."""
+    SHARED = "shared"
+    """The policy's: no second model, and one loss for both."""
 
 
 class CriticOptimizerSpec(OptimizerSpec):
@@ -20,6 +30,10 @@ class CriticOptimizerSpec(OptimizerSpec):
 class CriticSpec(ManifestModel):
     """What `advantage: gae` learns beside the policy: what a sample will be rewarded, seen from each of its tokens."""
 
+    trunk: Annotated[CriticTrunk, BY_VALUE] = CriticTrunk.OWN
+    """What its head stands on."""
+    coefficient: Annotated[float, Field(gt=0, le=100)] = 0.1
+    """Weight of the critic's loss beside the policy's, with a shared trunk."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """What a reward counts one token earlier."""
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -28,6 +42,6 @@ class CriticSpec(ManifestModel):
     value_clip: Annotated[float, Field(gt=0, le=1_000_000)] = 0.5
     """How far a value may move from that of the step's start before it stops to learn, in units of the reward."""
     warmup_steps: Count = 0
-    """RL steps at the beginning in which the critic alone learns."""
+    """RL steps at the beginning in which the critic alone learns; needs a trunk of its own."""
     optimizer: CriticOptimizerSpec = CriticOptimizerSpec()
-    """AdamW and its schedule."""
+    """AdamW and its schedule; with a shared trunk it is the policy's that counts."""

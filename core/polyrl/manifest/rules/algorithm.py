@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from polyrl.manifest.parts.algorithm import Correction, GroupFilter, OldLogProbs
+from polyrl.manifest.parts.critic import CriticTrunk
 from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples
 
@@ -51,6 +52,15 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         holds=lambda s: s.recipe.mode is not Mode.OFFLINE_RL or not s.recipe.algorithm.uses_critic,
         cel="self.recipe.mode != 'offline-rl' || has(self.recipe.algorithm.advantageFunction)"
         f" || !({_ADVANTAGE} in ['gae', 'ppo'])",
+    ),
+    Rule(
+        "critic-warms-up-alone",
+        "recipe.algorithm.critic.warmupSteps",
+        message="a critic on the policy's trunk cannot learn while the policy waits; take trunk own, or 0",
+        holds=lambda s: (
+            s.recipe.algorithm.critic.warmup_steps == 0 or s.recipe.algorithm.critic.trunk is CriticTrunk.OWN
+        ),
+        cel="self.recipe.algorithm.critic.warmupSteps == 0 || self.recipe.algorithm.critic.trunk == 'own'",
     ),
     Rule(
         "critic-warms-up",

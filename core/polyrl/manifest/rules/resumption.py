@@ -30,6 +30,7 @@ FIXED: Final[tuple[FieldOfSpec, ...]] = (
     (("recipe", "model", "tokenizer", "path"), lambda spec: spec.recipe.model.tokenizer.path),
     (("recipe", "model", "lora"), lambda spec: _adapters(spec.recipe.model.lora)),
     (("recipe", "algorithm", "name"), lambda spec: spec.recipe.algorithm.name),
+    (("recipe", "algorithm", "critic", "trunk"), lambda spec: spec.recipe.algorithm.critic.trunk),
     (("recipe", "data", "shuffle"), lambda spec: spec.recipe.data.shuffle),
     (("recipe", "data", "sft"), lambda spec: [one.weight for one in spec.recipe.data.sft]),
     (("recipe", "data", "rl"), lambda spec: [one.weight for one in spec.recipe.data.rl]),

@@ -17,6 +17,7 @@ from polyrl.local.gpu_memory import (
 from polyrl.local.memory import GIB
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
+from polyrl.manifest.parts.critic import CriticSpec, CriticTrunk
 
 HALF = ModelSizes(parameters=494_000_000, layers=24, hidden=896, inner=4864, keys=128)
 SEVEN = ModelSizes(parameters=7_616_000_000, layers=28, hidden=3584, inner=18944, keys=512)
@@ -167,6 +168,8 @@ def test_a_critic_is_the_learner_once_more() -> None:
     critic = {"name": "ppo", "oldLogProbs": "recompute", "klCoefficient": 0.1}
     recipe = spec().recipe.model_copy(update={"algorithm": AlgorithmSpec.model_validate(critic)})
     assert rest_bytes(10, recipe) == 160 + 160 + 40
+    on_one_trunk = recipe.algorithm.model_copy(update={"critic": CriticSpec(trunk=CriticTrunk.SHARED)})
+    assert rest_bytes(10, recipe.model_copy(update={"algorithm": on_one_trunk})) == 160 + 40
     adapted = recipe.model_copy(update={"model": spec(lora={"rank": 16}).recipe.model})
     assert rest_bytes(10, adapted) == 40
     assert adapter_bytes(SEVEN, adapted) == 2 * 16 * 40_370_176

@@ -40,6 +40,8 @@ CHANGES = [
     ("recipe.algorithm.promptsPerStep", 8, None),
     ("recipe.algorithm.klCoefficient", 0.1, None),
     ("recipe.sampling.samplesPerPrompt", 4, None),
+    ("recipe.algorithm.critic", {"trunk": "shared"}, "recipe.algorithm.critic.trunk"),
+    ("recipe.algorithm.critic", {"gaeLambda": 0.5}, None),
     ("recipe.model.dtype", "float32", None),
     ("recipe.model.lora", {"rank": 4}, "recipe.model.lora"),
     ("recipe.model.lora", None, None),
