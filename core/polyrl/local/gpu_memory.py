@@ -38,6 +38,8 @@ CAST_BYTES: Final = 2
 """Of a parameter during a pass in bfloat16."""
 LOGITS_BYTES: Final = 1 << 30
 """Four float32 copies of a chunk of logits, which is 256 MiB at most (see the trainer's `EngineConfig`)."""
+ENTROPY_BYTES: Final = 1 << 29
+"""Two more of them, the probabilities and a gradient, where the entropy has one."""
 CUDA_BYTES: Final = 1 << 30
 """Of a process that uses CUDA, whatever it does: its context and its libraries' workspaces; a guess."""
 ENGINE_WORK_BYTES: Final = 3 << 29
@@ -113,7 +115,8 @@ def pass_bytes(sizes: ModelSizes, dtype: str, tokens: int, recipe: RecipeSpec | 
     """What a pass takes beside what the learner holds anyway; frozen weights are held as a pass needs them."""
     frozen = recipe is not None and recipe.model.lora is not None
     casts = CAST_BYTES * sizes.parameters if dtype == "bfloat16" and not frozen else 0
-    return casts + LOGITS_BYTES + tokens * kept_bytes(sizes, dtype)
+    entropy = ENTROPY_BYTES if recipe is not None and recipe.algorithm.entropy_coefficient > 0 else 0
+    return casts + LOGITS_BYTES + entropy + tokens * kept_bytes(sizes, dtype)
 
 
 def kv_bytes(sizes: ModelSizes, dtype: str) -> int:

@@ -196,7 +196,7 @@ class AlgorithmSpec(ManifestModel):
     """The KL penalty of a token, in the loss."""
     entropy_coefficient: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Weight of the entropy bonus in the loss: above 0 it keeps the policy from becoming sure too soon, and its
-    gradient takes memory for one more copy of the logits."""
+    gradient takes up to 512 MiB of the learner's memory."""
     over_sampling_factor: Annotated[float, Field(ge=1, le=8)] = 1.0
     """Submit this many times promptsPerStep groups and train on the first complete ones that pass the filter."""
     group_filter: Annotated[GroupFilter, BY_VALUE] = GroupFilter.NONE

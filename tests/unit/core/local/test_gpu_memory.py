@@ -12,6 +12,7 @@ from polyrl.local.gpu_memory import (
     gpu_fault,
     gpu_notes,
     kept_bytes,
+    pass_bytes,
     rest_bytes,
 )
 from polyrl.local.memory import GIB
@@ -23,8 +24,10 @@ HALF = ModelSizes(parameters=494_000_000, layers=24, hidden=896, inner=4864, key
 SEVEN = ModelSizes(parameters=7_616_000_000, layers=28, hidden=3584, inner=18944, keys=512)
 
 
-def spec(*args: str, kl: float = 0.0, tokens: int = 4096, lora: dict[str, int] | None = None) -> JobSpec:
-    algorithm = {"klCoefficient": kl}
+def spec(
+    *args: str, kl: float = 0.0, tokens: int = 4096, lora: dict[str, int] | None = None, entropy: float = 0.0
+) -> JobSpec:
+    algorithm = {"klCoefficient": kl, "entropyCoefficient": entropy}
     recipe = {"model": {"path": "model", "lora": lora}, "algorithm": algorithm, "maxTokensPerMicroBatch": tokens}
     return JobSpec.model_validate({"recipe": recipe, "rollout": {"engine": {"type": "sglang", "args": list(args)}}})
 
@@ -173,6 +176,11 @@ def test_a_critic_is_the_learner_once_more() -> None:
     adapted = recipe.model_copy(update={"model": spec(lora={"rank": 16}).recipe.model})
     assert rest_bytes(10, adapted) == 40
     assert adapter_bytes(SEVEN, adapted) == 2 * 16 * 40_370_176
+
+
+def test_an_entropy_bonus_takes_two_more_chunks_of_logits() -> None:
+    plain, bonus = spec().recipe, spec(entropy=0.01).recipe
+    assert pass_bytes(HALF, "bfloat16", 100, bonus) - pass_bytes(HALF, "bfloat16", 100, plain) == 2 * 256 * 2**20
 
 
 def test_adapters_learn_on_weights_as_they_are_served() -> None:
