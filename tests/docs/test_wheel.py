@@ -125,10 +125,10 @@ def test_a_model_of_a_hub_is_no_fault_of_the_manifest(polyrl: Path, folder: Path
     assert run(polyrl, folder, "init", "chat", "--task", "chat").returncode == 0
     done = run(polyrl, folder, "validate", "chat/job.yaml")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "these checks were not made: tokenizer and rows" in done.stdout
+    assert "not on this machine yet" in done.stdout
     tried = run(polyrl, folder, "reward", "chat/job.yaml")
     assert (tried.returncode, len(tried.stderr.splitlines())) == (2, 1)
-    assert "needs the trainer extra" in tried.stderr
+    assert "not on this machine yet" in tried.stderr
 
 
 @pytest.mark.slow

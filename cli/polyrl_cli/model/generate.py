@@ -39,15 +39,15 @@ def generate_lines(
     if wanted.answers > 1 and wanted.temperature == 0:
         raise UserError(f"--n {wanted.answers}: at temperature 0 all answers are the same; set --temperature")
     folder = weights_folder(place, step)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
     origin = read_origin(folder / ORIGIN)
     if origin.stage == REWARD_MODEL:
         raise UserError(
             f"{folder}: a reward model gives a number and writes nothing; its card shows how to score with it"
         )
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
-
     disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     ids = prompt_ids(tokenizer, prompt, chat=origin.chat, system_prompt=origin.system_prompt)

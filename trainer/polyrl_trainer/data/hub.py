@@ -33,13 +33,15 @@ def model_folder(model: ModelSpec, manifest_dir: Path) -> Path | None:
 
 
 def cached_folder(model: ModelSpec, manifest_dir: Path) -> Path | None:
-    """The same, if it is on this machine already."""
+    """The same, if it is on this machine already; nothing is where not even what downloads it is installed."""
     if model.path is None:
         return None
     if not is_on_a_hub(model, manifest_dir):
         return manifest_dir / model.path
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
+    try:
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ModuleNotFoundError:
+        return None
     try:
         return _download(model.path, model.revision, local_files_only=True)
     except LocalEntryNotFoundError:
