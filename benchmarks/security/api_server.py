@@ -63,6 +63,8 @@ class FakeApiServer:
         self._uids: set[str] = set()
         """Of all that is there."""
         self._collecting = set[asyncio.Task[None]]()
+        self._lists: dict[str, tuple[int, list[Stored]]] = {}
+        """Of which further pages will be asked for, with their version."""
         self._version = 1
 
     async def start(self) -> str:
@@ -113,10 +115,17 @@ class FakeApiServer:
         return await self._one(request, plural, namespace, name, sub)
 
     async def _list(self, request: web.Request, plural: str) -> web.Response:
-        found = list(self._collections[plural].objects.values())
-        begin, limit = int(request.query.get("continue") or 0), int(request.query.get("limit") or len(found) or 1)
-        more = {"continue": str(begin + limit)} if begin + limit < len(found) else {}
-        head = json.dumps({"resourceVersion": str(self._version)} | more)
+        token, _, place = request.query.get("continue", "").partition("/")
+        if not token:
+            # All pages are of one moment, as a real server's: what came since would be taken for gone.
+            token, found = uuid.uuid4().hex, list(self._collections[plural].objects.values())
+            self._lists[token] = self._version, found
+        (version, found), begin = self._lists[token], int(place or 0)
+        limit = int(request.query.get("limit") or len(found) or 1)
+        more = {"continue": f"{token}/{begin + limit}"} if begin + limit < len(found) else {}
+        if not more:
+            del self._lists[token]
+        head = json.dumps({"resourceVersion": str(version)} | more)
         items = ",".join(one.text for one in found[begin : begin + limit])
         return _answer(f'{{"kind":"List","apiVersion":"v1","metadata":{head},"items":[{items}]}}')
 
