@@ -191,6 +191,9 @@ def test_on_one_trunk_a_resume_goes_on_to_the_bit(tmp_path: Path, lora: dict[str
     first.save(folder)
     names = load_file(folder / "model.safetensors").keys()
     assert "score.weight" not in names, "a language model as any other"
+    if lora:
+        adapters = load_file(folder / "adapter" / "adapter_model.safetensors").keys()
+        assert all(".lora_" in name for name in adapters), "as peft and engines read them"
     second, _ = one_trunk(tmp_path / "second", lora)
     second.load(folder)
     for backend in (first, second):

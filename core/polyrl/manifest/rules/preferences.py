@@ -38,13 +38,6 @@ PREFERENCE_RULES: Final[tuple[Rule, ...]] = (
         cel="self.recipe.dpo.loss == 'sigmoid' || self.recipe.dpo.labelSmoothing == 0.0",
     ),
     Rule(
-        "reward-model-whole",
-        "recipe.model.lora",
-        message="a reward model's head is new and has to learn, and adapters leave it as it was drawn; leave lora out",
-        holds=lambda s: s.recipe.mode is not Mode.REWARD_MODEL or s.recipe.model.lora is None,
-        cel="self.recipe.mode != 'reward-model' || !has(self.recipe.model.lora)",
-    ),
-    Rule(
         "reward-model-writes-nothing",
         "recipe.data.eval",
         message="a reward model writes nothing that could be evaluated; leave it out with mode {recipe.mode}",
