@@ -14,8 +14,9 @@ if [ ! -e "$environment/complete" ]; then
   rm -rf "$environment"
   echo "installing TRL into $environment" >&2
   "$uv" venv -q --python "$python" "$environment" >&2
+  # Bytecode is compiled here because otherwise the first start would do it.
   # shellcheck disable=SC2046 # one option, or none
-  "$uv" pip install -q --python "$environment/bin/python" $("$root/make/torch-backend" "$uv" "$python") \
+  "$uv" pip install -q --compile-bytecode --python "$environment/bin/python" $("$root/make/torch-backend" "$uv" "$python") \
     -c "$root/constraints.txt" -r "$here/trl-requirements.txt" >&2
   touch "$environment/complete"
 fi

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -145,7 +146,10 @@ class PeerProcess:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        ready, _, _ = select.select([self._process.stdout], [], [], WAIT_S)
+        line = self._process.stdout.readline() if ready else ""
+        if not ready:
+            raise RuntimeError(f"the peers' process did not answer within {WAIT_S:g} s")
         if not line:
             raise RuntimeError(f"the peers' process ended with status {self._process.wait(WAIT_S)}")
         answer: dict[str, Any] = json.loads(line)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from polyrl.errors import InvalidManifest
-from polyrl_cli.manifests.load import check_files, load_manifest, notes, read_manifest
+from polyrl_cli.manifests.load import check_files, load_manifest, notes, read_manifest, validation_report
 
 GOOD = """\
 apiVersion: polyrl.dev/v1alpha1
@@ -389,6 +389,13 @@ def test_the_command_says_what_is_valid_and_what_it_did_not_check(job: Path) -> 
         "job.yaml is valid: sort, mode sft+rl, 4 SFT and 4 RL steps, 0 to 2 rollouts",
         "note: on this machine spec.suspend has no effect (cluster only)",
     ]
+
+
+def test_what_is_valid_is_said_by_the_steps_of_its_stages(job: Path) -> None:
+    (job.parent / "pairs.jsonl").write_text('{"prompt": "1", "chosen": "1", "rejected": "2"}\n')
+    sets = ["spec.recipe.mode=dpo", "spec.recipe.dpo.steps=7", 'spec.recipe.data.preferences=[{"path": "pairs.jsonl"}]']
+    (first, *_) = validation_report(job, sets, check=False)
+    assert first.endswith("job.yaml is valid: sort, mode dpo, 7 DPO steps, 0 to 2 rollouts")
 
 
 def test_absolute_paths_belong_to_the_machine_that_trains(job: Path) -> None:

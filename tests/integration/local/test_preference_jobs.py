@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -88,11 +87,8 @@ def test_a_reward_models_job_gives_a_model_that_transformers_loads_with_its_toke
     assert scores[0] > scores[1], "it prefers the copy"
 
 
-@pytest.mark.parametrize("mode", ["dpo", "reward-model"])
-def test_validate_reads_every_pair_and_names_the_bad_ones(tmp_path: Path, mode: str) -> None:
-    manifest = job(tmp_path, mode)
-    accepted = polyrl("validate", manifest)
-    assert f"preferences, mode {mode}, 12 {mode.upper()} steps" in accepted.stdout
+def test_validate_reads_every_pair_and_names_the_bad_ones(tmp_path: Path) -> None:
+    manifest = job(tmp_path, "reward-model")
     with (tmp_path / "pairs.jsonl").open("a") as rows:
         rows.write('{"prompt": "1=", "chosen": "1"}\n{"prompt": "1=", "chosen": "1", "rejected": "1"}\n')
     refused = polyrl("validate", manifest)
