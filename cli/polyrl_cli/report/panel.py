@@ -146,6 +146,11 @@ def _facts(summary: Summary) -> Table:
         table.add_row(
             "steps", ", ".join(f"{count} {STAGES.get(stage, stage)}" for stage, count in summary.steps.items())
         )
+    if summary.run_epoch > 1:
+        before = f"summary-of-epoch-{summary.run_epoch - 1}.json"
+        table.add_row(
+            "attempt", f"number {summary.run_epoch}, whose time, samples and losses follow; {before} has those before"
+        )
     table.add_row("time", ", ".join(f"{STAGES[stage]} {seconds:.0f} s" for stage, seconds in summary.seconds.items()))
     if summary.step_time_ratio is not None:
         table.add_row("RL step", _step_words(summary))

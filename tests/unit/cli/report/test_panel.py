@@ -175,3 +175,9 @@ def test_an_exact_match_of_several_answers_is_shown_with_its_pass_rate(tmp_path:
     text = words(printed(a_summary(evaluations=[EvaluationPoint(stage="", step=0, values=values)]), tmp_path))
     assert "0.250 pass@8 0.625" in text
     assert "pass@" not in words(printed(a_summary(), tmp_path))
+
+
+def test_a_resumed_run_says_whose_numbers_it_shows(tmp_path: Path) -> None:
+    assert "attempt" not in printed(a_summary(), tmp_path)
+    text = " ".join(printed(a_summary(run_epoch=3), tmp_path).replace("│", " ").split())
+    assert "attempt number 3, whose time, samples and losses follow; summary-of-epoch-2.json has those before" in text
