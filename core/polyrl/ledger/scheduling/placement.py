@@ -190,6 +190,8 @@ class _Tries:
             self._whole, fleet.whole_pass_at = True, now
         if self._whole:
             return self._in_vain >= TRIED_GROUPS
+        # Not the very next instant: a clock that is set a rounding error short of it would never come to it.
+        until = max(until, now + SHORTEST_HOLD_S)
         if self._transition.state.due > until:
             self._transition.record(PlacementPaused(until))
         return True
