@@ -37,6 +37,7 @@ class Home:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.printed = ""
         (folder / "home").mkdir()
         self.environment = {
             "HOME": str(folder / "home"),
@@ -56,6 +57,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     confined = (str(ROOT / "tests/sglang/confine.sh"), "bash", "-euo", "pipefail", "-c", RUN)
     answer = home(*confined, timeout_s=DEADLINE_S)
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+    home.printed = answer.stdout
     assert ("there is a route" not in answer.stdout) or "warning: no network namespace" in answer.stderr
     return home
 
@@ -65,6 +67,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 def test_from_nothing_to_a_model_that_answers(home: Home) -> None:
     summary = json.loads((home.folder / "runs/one/summary.json").read_text())
     assert summary["outcome"] == "succeeded"
+    panel = home.printed[home.printed.index("my-task  succeeded") :]
+    assert "reward " in panel, "the reward is what was learned"
+    assert "exact match" not in panel, "which this reward does not give"
     assert "my-task" in (home.folder / "page.html").read_text()
     assert (home.folder / "exported/model.safetensors").is_file()
 
@@ -76,7 +81,8 @@ SHOWN = {
     "one-row-without-a-run": ("polyrl reward my-task/job.yaml --row 1 --response 000", ("reward    1", "000")),
     "the-version": ("polyrl --version", ("polyrl ",)),
     "runs-on-one-page": ("polyrl ls", ("runs/one", "succeeded", "rl 3/3")),
-    "a-run-under-way-or-ended": ("polyrl top runs/one --once", ("my-task", "3/3")),
+    "a-run-under-way-or-ended": ("polyrl top runs/one --once", ("my-task", "3/3", "succeeded")),
+    "a-run-that-is-done": ("polyrl resume runs/one", ("done, nothing is left to do", "spec.recipe.algorithm.steps=N")),
 }
 """What could not be seen: the command, and words that it prints now."""
 
@@ -140,6 +146,10 @@ REFUSED = {
         "nothing would generate",
     ),
     "an-engine-for-other-models": (f"polyrl run {JOB} --set spec.rollout.engine.type=sglang", "recipe.model.path"),
+    "more-than-this-machine": (
+        f"polyrl run {JOB} --set spec.recipe.model.config.hidden_size=65536",
+        "GiB of memory here",
+    ),
     "more-than-any-cluster": (f"polyrl validate {JOB} --set spec.rollout.maxReplicas=100000", "the most allowed, 1024"),
     "another-shape": (
         "polyrl resume runs/one --set spec.recipe.model.config.hidden_size=32",
