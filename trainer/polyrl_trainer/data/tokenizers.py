@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import TokenizerSpec
+from polyrl_trainer.data.hub import SHOWN_REASON
 from polyrl_trainer.data.rows import Message
 
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -240,5 +241,5 @@ def _load_folder(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = " ".join(str(error).split())[:SHOWN_REASON] or type(error).__name__
         raise InvalidData(f"{folder}: not a Hugging Face tokenizer: {reason}") from error
