@@ -49,7 +49,8 @@ class StepClock:
     def generated(self, last_turn_at: float) -> None:
         """Generation of all that was used had ended at `last_turn_at`; its last batch arrived a little later."""
         self.generate_s = max(0.0, last_turn_at - self._submitted)
-        self.reward_tail_s = max(0.0, self._last_batch - max(last_turn_at, self._submitted))
+        if last_turn_at > self._started:  # what was generated ahead waited for the step to begin, not for its rewards
+            self.reward_tail_s = max(0.0, self._last_batch - max(last_turn_at, self._submitted))
 
     @contextmanager
     def training(self) -> Iterator[None]:

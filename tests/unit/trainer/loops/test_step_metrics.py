@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from polyrl_trainer.backend import StepResult
 from polyrl_trainer.loops.step_metrics import (
+    StepClock,
     duplicates_in_group,
     learning_metrics,
     separate_movement,
@@ -105,3 +107,14 @@ def test_a_step_that_was_skipped_gives_no_gradient_norm() -> None:
     assert values["actor/grad_norm"] == 3.0
     assert (values["actor/optimizer_steps"], values["actor/skipped_steps"]) == (2.0, 1.0)
     assert "actor/grad_norm" not in learning_metrics([sample(1, 5)], {"padding_fraction": 0.0}, steps[1:2])
+
+
+@pytest.mark.parametrize(("generated_before", "has_tail"), [(5.0, False), (0.0, True)], ids=["ahead", "in the step"])
+def test_only_what_is_generated_in_a_step_can_wait_for_its_rewards(generated_before: float, has_tail: bool) -> None:
+    clock = StepClock()
+    clock.submitted(time.monotonic() - 10.0)
+    last_turn_at = time.monotonic() - generated_before
+    with clock.waiting():
+        pass
+    clock.generated(last_turn_at)
+    assert (clock.reward_tail_s > 0) == has_tail
