@@ -9,7 +9,7 @@ import pytest
 from polyrl.keys import OperatorKeys, format_keys, read_keys
 from polyrl.manifest.rollout import EngineSpec, EngineType
 from polyrl_rollout.engines.port import EngineFailed
-from polyrl_rollout.engines.sglang.engine import check_arguments, server_command, write_config
+from polyrl_rollout.engines.sglang.engine import check_arguments, draw_key, server_command, write_config
 
 KEY = "k" * 43
 
@@ -55,3 +55,10 @@ def test_who_reads_keys_leaves_no_core_dump(tmp_path: Path) -> None:
         assert resource.getrlimit(resource.RLIMIT_CORE) == (0, before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+def test_no_key_is_taken_for_a_flag() -> None:
+    """SGLang passes it on as an argument: of random base64, every 64th would begin with a dash."""
+    keys = {draw_key() for _ in range(1000)}
+    assert len(keys) == 1000
+    assert all(key.isalnum() and len(key) == 64 for key in keys)

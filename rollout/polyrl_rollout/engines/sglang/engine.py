@@ -106,7 +106,7 @@ class SGLangEngine:
         self._idle.set()
         context = min(self._spec.max_context + CONTEXT_SLACK, self._limits.max_positions)
         check_arguments(self._spec)
-        port, key = free_port(), secrets.token_urlsafe(API_KEY_BYTES)
+        port, key = free_port(), draw_key()
         config = write_config(key)
         command = server_command(self._spec, secrets.randbelow(MAX_SEED), model_folder, port, context, config)
         self._child = await ChildProcess.start(command)
@@ -293,6 +293,12 @@ def check_arguments(spec: EngineSpec) -> None:
     for name, drawn in OURS.items():
         if any(text == name or text.startswith(f"{name}=") for text in spec.args):
             raise EngineFailed(f"rollout.engine.args: {name} is not for the manifest; {drawn} is drawn for each engine")
+
+
+def draw_key() -> str:
+    """Letters and digits: SGLang makes a command's argument of what its config says, and one in 64 keys of base64 begins
+    with a dash, as flags do; such a server did not start."""
+    return secrets.token_hex(API_KEY_BYTES)
 
 
 def write_config(key: str) -> Path:
