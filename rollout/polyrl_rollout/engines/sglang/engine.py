@@ -296,7 +296,7 @@ def check_arguments(spec: EngineSpec) -> None:
 
 
 def draw_key() -> str:
-    """Letters and digits: SGLang makes a command's argument of what its config says, and one in 64 keys of base64 begins
+    """Letters and digits: SGLang makes an argument of what its config says, and one in 64 keys of base64 begins
     with a dash, as flags do; such a server did not start."""
     return secrets.token_hex(API_KEY_BYTES)
 
