@@ -126,6 +126,16 @@ async def test_a_dropped_group_ahead_is_replaced_in_its_own_step(tmp_path):
     assert run.session.state.results.dropped_groups == {"engineRejected": 1}
 
 
+async def test_a_lost_journal_is_no_prompt_that_did_not_train(tmp_path):
+    lost = iter([True] * 4)
+    rollouts = Watched(echo, lose=lambda group: DiscardReason.JOURNAL_LOST if next(lost, False) else None)
+    spec = recipe(steps=2, max_staleness=1)
+    run = Run.make(tmp_path, rollouts, spec)
+    assert await run.train(spec)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["rollout/untrained_share"] for line in lines] == [0.0, 0.0]
+
+
 async def test_a_stop_in_mid_step_keeps_the_order_of_the_data(tmp_path):
     spec = recipe(steps=STEPS, max_staleness=2)
     whole = await trained(tmp_path / "whole", 2)

@@ -65,7 +65,7 @@ class StepGroups:
     replaced: int = 0
     filtered: int = 0
     submitted: int = 0
-    """Groups, replacements among them."""
+    """Prompts, replacements among them."""
     filtered_rewards: list[list[float]] = field(default_factory=list)
     """Of each filtered group whose rewards are known."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -111,6 +111,7 @@ class StepGroups:
             self.filtered_rewards += [rewards] * (len(rewards) == self.plan.samples_per_group)
         self.supply.runner.release([dropped.group])
         if dropped.reason in _RESUBMITTED:
+            self.submitted -= 1
             await self.submit([draw])
             return
         replacement = self.replace(dropped, draw)

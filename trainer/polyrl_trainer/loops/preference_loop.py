@@ -19,7 +19,7 @@ from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.preferences import AnswerPair
 from polyrl_trainer.loops.sft_loop import step_values
 from polyrl_trainer.losses.preferences import dpo_loss, reward_model_loss
-from polyrl_trainer.losses.sft import COUNTS
+from polyrl_trainer.losses.sft import COUNTS, MAX_SUFFIX
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
 
@@ -83,5 +83,6 @@ async def run_preference_training(
 
 
 def _of_pairs(sums: Mapping[str, float], stage: PreferenceStage) -> dict[str, float]:
-    named = {stage.loss_name: sums["loss"], **{name: sums[name] for name in sums if name not in NOT_OF_PAIRS}}
+    of_loss = {name: sums[name] for name in sums if name not in NOT_OF_PAIRS and not name.endswith(MAX_SUFFIX)}
+    named = {stage.loss_name: sums["loss"], **of_loss}
     return {name: value / stage.batch_size for name, value in named.items()}

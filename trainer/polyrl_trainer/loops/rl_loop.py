@@ -144,14 +144,14 @@ class RlStep:
         parts = self._parts
         self._clock.update_weights_s = await parts.versions.ensure_published(parts.backend)
         groups = await self._ahead.begin(self._step)
-        self._clock.submitted(self._ahead.generates_since(self._step))
+        self._clock.submitted(self._ahead.submitted_at(self._step))
         whole = self._recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
         if not await (self._train_whole(groups) if whole else self._train_streamed(groups)):
             await parts.supply.close(groups)
             return False
         last_turn_at = parts.runner.last_turn_at(groups.used)
-        self._clock.generated(last_turn_at)
-        await self._ahead.end(self._step, last_turn_at)
+        self._clock.generated(last_turn_at, self._ahead.generate_s(self._step, last_turn_at))
+        await self._ahead.end(self._step)
         await self._finish(groups)
         return True
 
@@ -326,7 +326,7 @@ class RlStep:
         state.results.count_dropped(groups.dropped)
         clock.end(state.results)
         longest = max(one.response_length for one in self._trained)
-        self._session.sequence_tokens_per_s = longest / max(clock.generate_s, LEAST_GENERATE_S)
+        self._session.sequence_tokens_per_s = longest / max(clock.sequence_s, LEAST_GENERATE_S)
         reward_metrics = [scored.metrics for scored in self._scored]
         learned = separate_movement(averages(self._sums), self._learned_first)
         values = step_metrics(self._trained, reward_metrics, groups, learned, clock)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from polyrl.sample import Finish
+from polyrl.sample import DiscardReason, Finish
 from polyrl.status import StepValue
 from polyrl_trainer.backend import StepResult
 from polyrl_trainer.generation.supply import GroupPlan, StepGroups
@@ -35,20 +35,22 @@ class StepClock:
         self._submitted = self._started
         self._last_batch = self._started
         self.update_weights_s = self.reserved_s = self.generate_s = self.train_s = self.wait_s = 0.0
-        self.reward_tail_s = self.step_s = 0.0
+        self.reward_tail_s = self.step_s = self.sequence_s = 0.0
         self.optimizer_steps: list[StepResult] = []
 
-    def submitted(self, generates_since: float) -> None:
-        """Engines generate for the step; with maxStaleness above 0 they may have for a while."""
-        self._submitted = generates_since
+    def submitted(self, at: float) -> None:
+        """Engines generate for the step since then; with maxStaleness above 0 for a while already."""
+        self._submitted = at
 
     def reserved_closes(self) -> None:
         """The reserved engine hands over what it still runs."""
         self.reserved_s = time.monotonic() - self._submitted
 
-    def generated(self, last_turn_at: float) -> None:
-        """Generation of all that was used had ended at `last_turn_at`; its last batch arrived a little later."""
-        self.generate_s = max(0.0, last_turn_at - self._submitted)
+    def generated(self, last_turn_at: float, generate_s: float) -> None:
+        """Generation of all that was used had ended at `last_turn_at`; its last batch arrived a little later.
+        `generate_s`: what it took, without what was generated of other steps meanwhile."""
+        self.sequence_s = max(0.0, last_turn_at - self._submitted)
+        self.generate_s = generate_s
         if last_turn_at > self._started:  # what was generated ahead waited for the step to begin, not for its rewards
             self.reward_tail_s = max(0.0, self._last_batch - max(last_turn_at, self._submitted))
 
@@ -116,7 +118,7 @@ def step_metrics(
         "rollout/samples": float(len(samples)),
         "rollout/dropped_groups": float(sum(groups.dropped.values())),
         "rollout/replaced_groups": float(groups.replaced),
-        "rollout/filtered_groups": float(groups.filtered),
+        "rollout/filtered_groups": float(groups.dropped[DiscardReason.FILTERED.value]),
         **solved_shares(samples, groups.filtered_rewards),
         "rollout/untrained_share": 1.0 - len(groups.used) / groups.submitted,
         **_staleness(samples, groups.plan),

@@ -116,5 +116,7 @@ def test_only_what_is_generated_in_a_step_can_wait_for_its_rewards(generated_bef
     last_turn_at = time.monotonic() - generated_before
     with clock.waiting():
         pass
-    clock.generated(last_turn_at)
+    clock.generated(last_turn_at, 1.0)
     assert (clock.reward_tail_s > 0) == has_tail
+    assert clock.generate_s == 1.0
+    assert clock.sequence_s == pytest.approx(10.0 - generated_before, abs=0.5), "since it was submitted"
