@@ -147,8 +147,9 @@ class RlStep:
         self._clock.submitted(self._ahead.submitted_at(self._step))
         whole = self._recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
         if not await (self._train_whole(groups) if whole else self._train_streamed(groups)):
-            await parts.supply.close(groups)
-            return False
+            return (
+                False  # what was submitted is left to a successor; without one the manager cancels it as the run ends
+            )
         last_turn_at = parts.runner.last_turn_at(groups.used)
         self._clock.generated(last_turn_at, self._ahead.generate_s(self._step, last_turn_at))
         await self._ahead.end(self._step)

@@ -290,11 +290,19 @@ def _spreads(learned: Mapping[str, float]) -> dict[str, float]:
     return values
 
 
+def _versions_behind(sample: Sample, plan: GroupPlan) -> int:
+    if not sample.versions:
+        return 0
+    is_of_plan = sample.versions[0] >= plan.min_version
+    return (plan.max_version if is_of_plan else sample.versions[-1]) - sample.versions[0]
+
+
 def _staleness(samples: Sequence[Sample], plan: GroupPlan) -> dict[str, float]:
     """Versions between the one that the step began with and a sample's oldest token: mean, largest, and the share of
-    samples at each number of them where any is possible."""
+    samples at each number of them where any is possible. Samples that are trained again have the numbers of an earlier
+    trainer's versions, and are compared with their newest."""
     begun = plan.max_version
-    behind = [begun - min(sample.versions, default=begun) for sample in samples]
+    behind = [_versions_behind(sample, plan) for sample in samples]
     possible = range(begun - plan.min_version + 1) if begun > plan.min_version else ()
     return {
         "rollout/staleness": float(np.mean(behind)),

@@ -9,12 +9,17 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
+from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.recipe import LoraSpec
 from polyrl.manifest.spec import JobSpec
 
 
 def _adapters(lora: LoraSpec | None) -> Any:
     return lora and (lora.rank, lora.alpha, sorted(lora.target_modules))
+
+
+def _learner(algorithm: AlgorithmSpec) -> str:
+    return "that of a critic" if algorithm.uses_critic else "without a critic"
 
 
 FieldOfSpec: TypeAlias = tuple[tuple[str, ...], Callable[[JobSpec], Any]]
@@ -31,9 +36,11 @@ FIXED: Final[tuple[FieldOfSpec, ...]] = (
     (("recipe", "model", "lora"), lambda spec: _adapters(spec.recipe.model.lora)),
     (("recipe", "algorithm", "name"), lambda spec: spec.recipe.algorithm.name),
     (("recipe", "algorithm", "critic", "trunk"), lambda spec: spec.recipe.algorithm.critic.trunk),
+    (("recipe", "algorithm", "advantage"), lambda spec: _learner(spec.recipe.algorithm)),
     (("recipe", "data", "shuffle"), lambda spec: spec.recipe.data.shuffle),
     (("recipe", "data", "sft"), lambda spec: [one.weight for one in spec.recipe.data.sft]),
     (("recipe", "data", "rl"), lambda spec: [one.weight for one in spec.recipe.data.rl]),
+    (("recipe", "data", "preferences"), lambda spec: [one.weight for one in spec.recipe.data.preferences]),
 )
 """Path below spec, and what is compared: of data files their number and weights, for a folder may have moved."""
 

@@ -9,9 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from polyrl.sample import Purpose, SamplingParams
 from polyrl_trainer.backend import StepResult
+from polyrl_trainer.generation.supply import GroupPlan
 from polyrl_trainer.loops.step_metrics import (
     StepClock,
+    _staleness,
     duplicates_in_group,
     learning_metrics,
     separate_movement,
@@ -120,3 +123,25 @@ def test_only_what_is_generated_in_a_step_can_wait_for_its_rewards(generated_bef
     assert (clock.reward_tail_s > 0) == has_tail
     assert clock.generate_s == 1.0
     assert clock.sequence_s == pytest.approx(10.0 - generated_before, abs=0.5), "since it was submitted"
+
+
+@pytest.mark.parametrize(
+    ("versions", "low", "expected"),
+    [((7,), 7, 0), ((5, 6), 5, 2), ((6, 7), 5, 1), ((1,), 7, 0), ((1, 2), 5, 1)],
+    ids=["the step's own", "two behind", "one behind", "trained again", "trained again, over two"],
+)
+def test_staleness_is_counted_from_the_step_and_for_what_is_trained_again_from_its_newest(
+    versions: tuple[int, ...], low: int, expected: int
+) -> None:
+    plan = GroupPlan(
+        step=1,
+        purpose=Purpose.TRAIN,
+        samples_per_group=1,
+        sampling=SamplingParams(8),
+        min_version=low,
+        max_version=7,
+        max_replaced=0,
+    )
+    values = _staleness([replace(sample(1, 5), versions=versions)], plan)
+    assert (values["rollout/staleness"], values["rollout/staleness_max"]) == (expected, expected)
+    assert values["rollout/versions_per_sample"] == len(versions)
