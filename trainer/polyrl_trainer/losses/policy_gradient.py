@@ -188,7 +188,8 @@ def _sum(inputs: LossInputs, per_token: torch.Tensor) -> torch.Tensor:
 
 def _summed(inputs: LossInputs, name: str, per_token: torch.Tensor) -> torch.Tensor:
     if name.endswith(MAX_SUFFIX):
-        return torch.cat([per_token.float(), per_token.new_zeros(1).float()]).max()
+        learned = per_token.detach().float()[inputs.mask > 0]
+        return learned.max() if learned.numel() else learned.new_zeros(())
     return _sum(inputs, per_token)
 
 

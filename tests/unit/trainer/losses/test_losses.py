@@ -400,3 +400,13 @@ def test_averages_divide_sums_and_leave_maxima_and_counts() -> None:
         "padded_positions": 4.0,
         "padding_fraction": 0.25,
     }
+
+
+def test_the_largest_of_an_own_number_is_that_of_learned_tokens_also_where_all_are_negative() -> None:
+    given_inputs = inputs([0, 0, 0], log_probs=[-1.0, -1.0, -1.0], mask=[1.0, 1.0, 0.0], rollout_log_probs=[-1.0] * 3)
+
+    def own(seen: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return -seen.log_probs, {"depth_max": torch.tensor([-3.0, -2.0, 9.0])}
+
+    _, sums = policy_loss(AlgorithmSpec(), own)(given_inputs)
+    assert [value for name, value in sums.items() if name.endswith("depth_max")] == [-2.0]
