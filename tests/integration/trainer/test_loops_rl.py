@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.rl_loop import RlParts, run_rl_training
+from polyrl_trainer.losses.own import OwnAlgorithm
 from polyrl_trainer.metrics import MetricsLogger
 from polyrl_trainer.preparation import EvaluationPrompts
 from polyrl_trainer.sample_log import log as sample_log
@@ -602,3 +604,36 @@ async def test_episodes_use_the_calculator_turn_by_turn(tmp_path):
         written = sample.tokens[sample.prompt_length + len(call) + 1 :][: len(answer)].tolist()
         assert written == answer
         assert sample.loss_mask.sum() == len(call) + 1 + 2
+
+
+async def test_an_evaluation_waits_for_one_group_at_a_time(tmp_path):
+    """All of a set may take far longer than the longest answer, which is what its deadline is made for."""
+    spec = recipe(steps=2).model_copy(update={"evaluation": EvaluationSpec(every_steps=1)})
+    run = Run.make(tmp_path, rollouts := FakeRollouts(echo), spec)
+    asked = []
+    give = rollouts.next
+
+    async def noting(step, **how):
+        asked.append((how["purpose"], how["min_samples"], how["max_samples"]))
+        return await give(step, **how)
+
+    rollouts.next = noting
+    assert await run.train(spec)
+    of_evaluation = [(least, most) for purpose, least, most in asked if purpose is Purpose.EVAL]
+    assert of_evaluation
+    assert {least for least, _ in of_evaluation} == {1}
+    assert of_evaluation[0] == (1, 5)
+
+
+async def test_an_own_advantage_that_takes_its_time_holds_no_turn_up(tmp_path):
+    spec = recipe(steps=1)
+    run = Run.make(tmp_path, FakeRollouts(echo), spec)
+    on_the_loops_thread = []
+
+    def own(samples):
+        on_the_loops_thread.append(threading.current_thread() is threading.main_thread())
+        return [np.ones(sample.length) for sample in samples]
+
+    run.parts = replace(run.parts, own=OwnAlgorithm(advantage=own))
+    assert await run.train(spec)
+    assert set(on_the_loops_thread) == {False}

@@ -97,18 +97,19 @@ def hold_frozen_in(model: PreTrainedModel, dtype: Dtype) -> None:
 
 @torch.no_grad()
 def merged_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors of the model with its adapters merged, under the names that it has without; new ones where merged, in
-    float32."""
+    """Tensors of the model with its adapters merged, under the names that it has without, on the CPU; new ones where
+    merged, in float32. One layer after the other: a device that has room for the base in two bytes a parameter has
+    none for a second one in four."""
     layers = dict(_adapted_layers(model))
     state: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         owner, _, rest = name.partition(_BASE)
         if rest == "weight":
-            state[f"{owner}.{rest}"] = tensor.float() + layers[owner].get_delta_weight(NAME)
+            state[f"{owner}.{rest}"] = (tensor.float() + layers[owner].get_delta_weight(NAME)).cpu()
         elif rest:
-            state[f"{owner}.{rest}"] = tensor
+            state[f"{owner}.{rest}"] = tensor.cpu()
         elif _LORA not in name:
-            state[name] = tensor
+            state[name] = tensor.cpu()
     return state
 
 

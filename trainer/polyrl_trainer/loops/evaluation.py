@@ -127,12 +127,14 @@ class Evaluator:
     async def _collect(self, asked: EvaluationGroups) -> Answered:
         answered: Answered = []
         groups = asked.groups
-        awaited_s = longest_wait_s(self.recipe, self.session.sequence_tokens_per_s)
+        plan = groups.plan
+        awaited_s = longest_wait_s(self.recipe, self.session.sequence_tokens_per_s, plan.sampling.max_new_tokens)
         while groups.live:
+            # A group at a time at least: all of a set may take far longer than the one answer that is awaited.
             batch = await self.rollouts.next(
-                groups.plan.step,
+                plan.step,
                 purpose=Purpose.EVAL,
-                min_samples=asked.missing,
+                min_samples=plan.samples_per_group,
                 max_samples=asked.missing,
                 max_tokens=MAX_TOKENS_PER_ANSWER,
                 deadline_s=max(awaited_s, self.session.max_manager_outage_s),

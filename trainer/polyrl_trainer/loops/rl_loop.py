@@ -295,7 +295,8 @@ class RlStep:
         samples = await with_reference(samples, self._parts.reference, self._recipe.sampling.temperature)
         if self._parts.critic is not None:
             samples = await self._parts.critic.with_values(samples)
-        samples = shaped_advantages(samples, self._recipe, self._parts.own.advantage)
+        # An own advantage may take its time, and the engines' turns are to be answered meanwhile.
+        samples = await asyncio.to_thread(shaped_advantages, samples, self._recipe, self._parts.own.advantage)
         self._trained += samples
         self._scored += batch.samples
         return samples

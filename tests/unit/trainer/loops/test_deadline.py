@@ -24,3 +24,9 @@ def test_the_longest_answer_fits(tokens: int, speed: float | None, more: dict[st
         {"model": {"config": {"model_type": "qwen2"}}, "sampling": {"max_new_tokens": tokens}, **more}
     )
     assert longest_wait_s(recipe, speed) == seconds
+
+
+def test_a_set_of_longer_answers_is_awaited_for_longer() -> None:
+    recipe = RecipeSpec.model_validate({"model": {"path": "m"}, "sampling": {"max_new_tokens": 1_000}})
+    assert longest_wait_s(recipe, 10.0, 32_000) == 600 + 6400
+    assert longest_wait_s(recipe, 10.0, 10) == 600 + 200
