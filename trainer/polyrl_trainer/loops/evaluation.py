@@ -75,12 +75,15 @@ class Evaluator:
     supply: GroupSupply
     session: Session
 
-    async def evaluate_if_due(self, every: int, versions: PolicyVersions, backend: TrainingBackend) -> None:
-        """After each `every` steps of a stage (0: never), but not at its end, which is evaluated anyway."""
+    async def evaluate_if_due(self, every: int, versions: PolicyVersions, backend: TrainingBackend) -> bool:
+        """After each `every` steps of a stage (0: never), but not at its end, which is evaluated anyway. Returns whether it
+        was due."""
         state = self.session.state
-        if every and state.step % every == 0 and not state.stage_done and not self.session.stop.is_set():
+        is_due = bool(every) and state.step % every == 0 and not state.stage_done and not self.session.stop.is_set()
+        if is_due:
             await versions.ensure_published(backend)
             await self.evaluate(state.step)
+        return is_due
 
     async def evaluate(self, step: int) -> dict[str, float] | None:
         """Measures the newest published version, and reports and gives the numbers of `step`; None when asked to stop

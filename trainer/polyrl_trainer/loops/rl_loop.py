@@ -65,20 +65,22 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
     """
     session.enter(TrainingStage.RL, parts.prompts)
     state, algorithm = session.state, recipe.algorithm
-    began_at = state.step
+    unsteady = True
     sampling = training_sampling(recipe, parts.tokenizer)
     ahead = StepsAhead(recipe, parts.supply, prompts=parts.prompts, sampling=sampling)
     while state.step < algorithm.steps and not session.stop.is_set():
         before = state.copy()
-        step = RlStep(parts, recipe, session, state.step + 1, ahead=ahead, first=state.step == began_at)
+        step = RlStep(parts, recipe, session, state.step + 1, ahead=ahead, unsteady=unsteady)
         if not await step.run():
             session.state = before
             await asyncio.wrap_future(parts.backend.discard_gradients())
             await session.save(parts.backend)
             return False
         await session.end_step(parts.backend, algorithm.steps)
-        if parts.evaluator is not None:
-            await parts.evaluator.evaluate_if_due(recipe.evaluation.every_steps, parts.versions, parts.backend)
+        every, evaluator = recipe.evaluation.every_steps, parts.evaluator
+        evaluated = evaluator is not None and await evaluator.evaluate_if_due(every, parts.versions, parts.backend)
+        # What is ahead waited meanwhile, which says nothing of how fast engines are.
+        unsteady = evaluated and algorithm.max_staleness > 0
     return state.step >= algorithm.steps
 
 
@@ -117,15 +119,15 @@ class RlStep:
     """One RL step."""
 
     def __init__(
-        self, parts: RlParts, recipe: RecipeSpec, session: Session, step: int, *, ahead: StepsAhead, first: bool
+        self, parts: RlParts, recipe: RecipeSpec, session: Session, step: int, *, ahead: StepsAhead, unsteady: bool
     ) -> None:
-        """`first` of this process: engines may still start."""
+        """`unsteady`: its times are no measure, as of the first step of a process, in which engines may still start."""
         self._parts = parts
         self._recipe = recipe
         self._session = session
         self._step = step
         self._ahead = ahead
-        self._first = first
+        self._unsteady = unsteady
         self._clock = StepClock()
         self._trained: list[Sample] = []
         self._scored: list[Scored] = []
@@ -340,7 +342,7 @@ class RlStep:
         state.results.reward = values["reward/mean"]
         status_values = {
             **clock.status_values(),
-            StepValue.POLLUTED_STEP: float(self._first),
+            StepValue.POLLUTED_STEP: float(self._unsteady),
             StepValue.REWARD: values["reward/mean"],
             StepValue.LARGEST_ENGINE_SHARE: share,
         }
