@@ -76,7 +76,7 @@ class Evaluator:
     session: Session
 
     async def evaluate_if_due(self, every: int, versions: PolicyVersions, backend: TrainingBackend) -> bool:
-        """After each `every` steps of a stage (0: never), but not at its end, which is evaluated anyway. Returns whether
+        """After each `every` steps of a stage (0: never), but not at its end, which is evaluated anyway. Says whether
         it was due."""
         state = self.session.state
         is_due = bool(every) and state.step % every == 0 and not state.stage_done and not self.session.stop.is_set()
