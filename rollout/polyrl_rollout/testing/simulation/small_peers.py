@@ -16,6 +16,7 @@ from polyrl.sample import Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     Accepted,
     Acknowledge,
+    Announce,
     Assign,
     Batch,
     BatchRequest,
@@ -42,6 +43,7 @@ from polyrl.wire import (
     TrainerHello,
     TurnDone,
     TurnsAwaited,
+    WeightsLoaded,
     Welcome,
     encode,
     pack_ids,
@@ -127,6 +129,8 @@ class SmallAgent(msgspec.Struct):
             self.welcomed = True
         elif isinstance(message, Fenced):
             self._begin_anew(message)
+        elif isinstance(message, Announce):
+            self.send(WeightsLoaded(message.version, 0.0, load_seconds=0.0, bytes_pulled=0))
         elif isinstance(message, Assign):
             self._take(message)
         elif isinstance(message, Cancel):
