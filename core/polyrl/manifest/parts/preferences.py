@@ -37,9 +37,10 @@ class DpoSpec(ManifestModel):
     """What a pair adds to the loss."""
     beta: Annotated[float, Field(gt=0, le=100)] = 0.1
     """How closely the policy is held to the reference: smaller lets it go further."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of pairs that are taken to be labelled the wrong way round; with loss `sigmoid` (conservative DPO, Mitchell
-    2023)."""
+    # Not `lt=0.5`: an API server cuts a bound to a whole number before it compares one, and 0 is not below 0.
+    label_smoothing: Annotated[float, Field(ge=0, le=0.49)] = 0.0
+    """Share of pairs that are taken to be labelled the wrong way round, below a half; with loss `sigmoid` (conservative
+    DPO, Mitchell 2023)."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """AdamW and its schedule."""
 

@@ -193,3 +193,18 @@ def test_the_page_names_every_field_and_marks_what_only_a_cluster_uses() -> None
         assert f"`{name}`" in page or path == "spec", path
         if node.get(CLUSTER_ONLY_KEY):
             assert "*cluster*" in next(line for line in page.splitlines() if f"`{name}`" in line), path
+
+
+def test_no_bound_that_is_excluded_is_a_fraction() -> None:
+    """The API server compares whole numbers with the bound cut to one: 0 was not below 0.5."""
+
+    def nodes(node: Any) -> Iterator[dict[str, Any]]:
+        if isinstance(node, dict):
+            yield node
+            for child in node.values():
+                yield from nodes(child)
+
+    bounds = [(name, node[name]) for node in nodes(manifest_schema()) for name in ("minimum", "maximum")
+              if name in node and node.get(f"exclusive{name.title()}")]  # fmt: skip
+    assert bounds
+    assert [(name, bound) for name, bound in bounds if bound != int(bound)] == []
