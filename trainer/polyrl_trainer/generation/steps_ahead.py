@@ -27,8 +27,6 @@ from polyrl_trainer.data.buffer import DataBuffer, DrawnItem
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 
-MOST_STEPS: Final = 65
-"""That may be open at once: 1 more than the largest maxStaleness."""
 FILTERED_BATCHES: Final = 10
 """Times promptsPerStep that may be filtered in one step; DAPO's max_num_gen_batches."""
 
@@ -45,8 +43,8 @@ class StepsAhead:
     """Monotonic time, by step."""
     _generated_at: float = 0.0
     """When all samples of the steps that have ended were generated."""
-    _took: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
-    """Seconds, by step, of those that ended last."""
+    _took: deque[float] = field(default_factory=deque)
+    """Seconds of the steps that ended last, as many as may be open together."""
     _open: dict[int, StepGroups] = field(default_factory=dict)
     """By step, oldest first."""
 
@@ -74,8 +72,9 @@ class StepsAhead:
         since = max(self._submitted_at[step], self._generated_at)
         self._generated_at = max(self._generated_at, last_turn_at)
         self._took.append(max(0.0, last_turn_at - since))
-        recent = list(self._took)[-1 - self.recipe.algorithm.max_staleness :]
-        return sum(recent) / len(recent)
+        if len(self._took) > self.recipe.algorithm.max_staleness + 1:
+            self._took.popleft()
+        return sum(self._took) / len(self._took)
 
     async def end(self, step: int) -> None:
         """What is left of the step's groups is cancelled, and its prompts are drawn next."""
