@@ -15,31 +15,37 @@ from polyrl.sample import Group
 from polyrl.wire import unpack_ids
 
 
-def hashed_outcome() -> Outcome:
-    """Every sample of every step."""
+def hashed_outcome(ahead: int = 0, got: Outcome | None = None) -> Outcome:
+    """Every sample of every step. With `ahead` steps generated while one trains, each token by the version that `got`
+    says, where that one may have made it: a step's own or up to `ahead` before it, and none older than the token's
+    before."""
     outcome = Outcome()
     for step in range(1, HASHED_STEPS + 1):
         first = (step - 1) * HASHED_PROMPTS
-        samples = [one for prompt in range(first, first + HASHED_PROMPTS) for one in _samples(step, prompt)]
-        outcome.steps[step] = {sample.key: sample for sample in samples}
+        known = {} if got is None else got.steps.get(step, {})
+        keys = [(str(first + prompt), index) for prompt in range(HASHED_PROMPTS) for index in range(HASHED_SAMPLES)]
+        outcome.steps[step] = {key: _sample(step, ahead, known.get(key), key) for key in keys}
     return outcome
 
 
-def _samples(step: int, prompt: int) -> list[TrainedSample]:
-    version = step - 1
-    ids = _continuation(group_of(prompt, step, version), version)
-    indices = range(HASHED_SAMPLES)
-    return [
-        TrainedSample(step, str(prompt), index=index, ids=ids, versions=(version,), reward=reward_of(ids))
-        for index in indices
-    ]
+def _sample(step: int, ahead: int, got: TrainedSample | None, key: tuple[str, int]) -> TrainedSample:
+    group = group_of(int(key[0]), step, ahead)
+    versions = (step - 1,) * group.sampling.max_new_tokens
+    if got is not None and _may_be(got.versions, group):
+        versions = got.versions
+    ids = _continuation(group, versions)
+    return TrainedSample(step, key[0], index=key[1], ids=ids, versions=versions, reward=reward_of(ids))
 
 
-def _continuation(group: Group, version: int) -> tuple[int, ...]:
-    _, weights = version_of(version)
-    state = hashed(salt_of_data(weights), unpack_ids(group.prompt_ids).tolist())
+def _may_be(versions: tuple[int, ...], group: Group) -> bool:
+    bounds = [group.min_version, *versions, group.max_version]
+    return len(versions) == group.sampling.max_new_tokens and bounds == sorted(bounds)
+
+
+def _continuation(group: Group, versions: tuple[int, ...]) -> tuple[int, ...]:
+    prompt = unpack_ids(group.prompt_ids).tolist()
     ids: list[int] = []
-    while len(ids) < group.sampling.max_new_tokens:
-        ids.append(state % VOCABULARY)
-        state = hashed(state, ids[-1:])
+    for version in versions:
+        _, weights = version_of(version)
+        ids.append(hashed(salt_of_data(weights), prompt + ids) % VOCABULARY)
     return tuple(ids)

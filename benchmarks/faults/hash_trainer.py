@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Final
 
 import msgspec
 from hash_publisher import HashPublisher, publishing
-from jobs import HASHED_PROMPTS, HASHED_SAMPLES, HASHED_STEPS, HASHED_TOKENS
+from jobs import AHEAD, HASHED_PROMPTS, HASHED_SAMPLES, HASHED_STEPS, HASHED_TOKENS
 from outcome import TRAINED, TrainedSample
 
 from polyrl import parent_death_signal
@@ -48,16 +49,17 @@ class Checkpoint(msgspec.Struct):
 class HashTrainer:
     """One process's life."""
 
-    def __init__(self, run: Path, client: RolloutClient, publisher: HashPublisher) -> None:
-        self._run, self._client, self._publisher = run, client, publisher
+    def __init__(self, run: Path, client: RolloutClient, publisher: HashPublisher, ahead: int) -> None:
+        """`ahead`: steps whose prompts are submitted while one trains."""
+        self._run, self._client, self._publisher, self._ahead = run, client, publisher, ahead
         self._file = run / "hash-checkpoint.json"
         self._state = Checkpoint()
         if self._file.exists():
             self._state = msgspec.json.decode(self._file.read_bytes(), type=Checkpoint)
         self._state.next_group = max(self._state.next_group, client.welcome.next_group)
         self._held = AdoptedGroups(client.welcome.held)
-        self._live: dict[int, int] = {}
-        """Group to prompt, of this step."""
+        self._live: dict[int, dict[int, int]] = {}
+        """By step that has not ended: group to prompt."""
 
     async def train(self) -> None:
         """Returns when all steps are whole."""
@@ -65,7 +67,8 @@ class HashTrainer:
             version = self._state.step
             publisher = self._publisher
             await self._client.publish(publisher.ref_of(version))
-            await self._step(self._state.step + 1, version)
+            await self._begin(self._state.step + 1)
+            await self._step(self._state.step + 1)
             self._state.step += 1
             fresh = self._file.with_suffix(".fresh")
             fresh.write_bytes(msgspec.json.encode(self._state))
@@ -77,10 +80,15 @@ class HashTrainer:
             reward = reward_of(unpack_ids(turn.response.ids).tolist())
             await self._client.score(turn.response.sample, turn.response.turn, reward)
 
-    async def _step(self, step: int, version: int) -> None:
-        first = (step - 1) * HASHED_PROMPTS
-        await self._submit(range(first, first + HASHED_PROMPTS), step, version)
-        await self._give_up_held(step)
+    async def _begin(self, step: int) -> None:
+        for number in range(step, min(step + self._ahead, HASHED_STEPS) + 1):
+            if number not in self._live:
+                self._live[number] = {}
+                first = (number - 1) * HASHED_PROMPTS
+                await self._submit(range(first, first + HASHED_PROMPTS), number)
+        await self._give_up_held(max(self._live))
+
+    async def _step(self, step: int) -> None:
         missing = HASHED_PROMPTS * HASHED_SAMPLES
         while missing:
             batch = await self._client.next(
@@ -97,14 +105,14 @@ class HashTrainer:
                 await self._client.acknowledge(batch.number)
             else:
                 await asyncio.sleep(REPLACED_S)
-            await self._replace_dropped(step, version)
+            await self._replace_dropped()
         await self._client.end_step(step, Purpose.TRAIN)
-        self._live.clear()
+        del self._live[step]
 
-    async def _submit(self, prompts: range | list[int], step: int, version: int) -> None:
-        groups = [group_of(prompt, step, version) for prompt in prompts]
+    async def _submit(self, prompts: range | list[int], step: int) -> None:
+        groups = [group_of(prompt, step, self._ahead) for prompt in prompts]
         numbered = [msgspec.structs.replace(group, id=self._number(group)) for group in groups]
-        self._live.update({group.id: prompt for group, prompt in zip(numbered, prompts, strict=True)})
+        self._live[step].update({group.id: prompt for group, prompt in zip(numbered, prompts, strict=True)})
         await self._client.submit(numbered)
 
     def _number(self, group: Group) -> int:
@@ -118,13 +126,13 @@ class HashTrainer:
         for number in self._held.give_up(step, Purpose.TRAIN):
             await self._client.reject(sample_id(number, 0), DiscardReason.STALE, "of another step")
 
-    async def _replace_dropped(self, step: int, version: int) -> None:
+    async def _replace_dropped(self) -> None:
         for notice in self._client.take_dropped():
             self._held.forget(notice.group)
-            if notice.group in self._live:
+            if notice.group in self._live.get(notice.step, ()):
                 with (self._run / DROPPED).open("ab") as file:
                     file.write(msgspec.json.encode(notice) + b"\n")
-                await self._submit([self._live.pop(notice.group)], step, version)
+                await self._submit([self._live[notice.step].pop(notice.group)], notice.step)
 
     def _learn(self, batch: Batch) -> None:
         samples = [self._trained(scored, batch.step) for scored in batch.samples]
@@ -133,14 +141,14 @@ class HashTrainer:
 
     def _trained(self, scored: Scored, step: int) -> TrainedSample:
         ids = tuple(unpack_ids(scored.response.ids).tolist())
-        versions = tuple(sorted({span.version for span in scored.response.spans}))
-        return TrainedSample(
-            step, str(self._live[scored.group]), index=scored.index, ids=ids, versions=versions, reward=scored.reward
-        )
+        versions = tuple(span.version for span in scored.response.spans for _ in range(span.start, span.end))
+        prompt = str(self._live[step][scored.group])
+        return TrainedSample(step, prompt, index=scored.index, ids=ids, versions=versions, reward=scored.reward)
 
 
-def group_of(prompt: int, step: int, version: int) -> Group:
-    """Still without its number. Prompt and length of the response follow from the prompt's number alone."""
+def group_of(prompt: int, step: int, ahead: int) -> Group:
+    """Still without its number. Prompt and length of the response follow from the prompt's number alone, the versions
+    that may generate it from its step and from how many steps are submitted ahead."""
     dice = random.Random(prompt)
     ids = [dice.randrange(1, 1000) for _ in range(PROMPT_TOKENS)]
     sampling = SamplingParams(dice.randint(*HASHED_TOKENS), temperature=0.0)
@@ -151,8 +159,8 @@ def group_of(prompt: int, step: int, version: int) -> Group:
         prompt_ids=pack_ids(ids),
         n=HASHED_SAMPLES,
         sampling=sampling,
-        min_version=version,
-        max_version=version,
+        min_version=max(0, step - 1 - ahead),
+        max_version=step - 1,
     )
 
 
@@ -164,7 +172,7 @@ def reward_of(ids: Sequence[int]) -> float:
 async def main(run: Path, keys: Path, endpoints: Path, run_epoch: int) -> None:
     """The whole life."""
     async with publishing(keys) as publisher, RolloutClient.connect(endpoints, keys, run_epoch) as client:
-        trainer = HashTrainer(run, client, publisher)
+        trainer = HashTrainer(run, client, publisher, int(os.environ[AHEAD]))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(trainer.judge())
             await trainer.train()

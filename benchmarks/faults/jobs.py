@@ -1,4 +1,5 @@
-"""The two jobs that are disturbed. Each is always the same, so that one undisturbed run is what all others must equal.
+"""The two jobs that are disturbed. Each is always the same, so that one undisturbed run is what all others must equal;
+with steps ahead, up to the versions that engines happened to have, so that there only the hashed one can be compared.
 
     hashed   four steps of six prompts on two engines without a model; the trainer is `hash_trainer`. Seconds.
     real     three RL steps of eight prompts on two embedded engines, by the trainer itself. About half a minute.
@@ -26,6 +27,9 @@ HERE: Final = Path(__file__).parent
 
 MARK: Final = "POLYRL_FAULTS_RUN"
 """Environment variable of all processes of a run: by it those that outlived it are found."""
+
+AHEAD: Final = "POLYRL_FAULTS_AHEAD"
+"""Environment variable of the hashed job's trainer: the job's `maxStaleness`."""
 
 ROLLOUTS: Final = 2
 TRAINER_RESTARTS: Final = 4
@@ -58,11 +62,16 @@ class JobKind:
     trainer: str
     """Script in the trainer's place."""
     agent: str
+    manager: str = "powered_manager.py"
+    ahead: int = 0
+    """Steps whose prompts are generated while one trains."""
 
     def manifest(self) -> PolyRLJob:
         """Of the job."""
         kind = {"apiVersion": "polyrl.dev/v1alpha1", "kind": "PolyRLJob", "metadata": {"name": f"faults-{self.name}"}}
-        return PolyRLJob.model_validate({**kind, "spec": self.spec()})
+        spec = self.spec()
+        spec["recipe"]["algorithm"]["maxStaleness"] = self.ahead
+        return PolyRLJob.model_validate({**kind, "spec": spec})
 
     def workers(self, folder: RunFolder, run_epoch: int) -> Workers:
         """The job's own, with the two scripts in their places, all of them marked."""
@@ -77,10 +86,11 @@ class JobKind:
         assert wanted.manager is not None
         assert wanted.rollout is not None
         mark = str(folder.root)
+        trainer = dataclasses.replace(wanted.trainer, env={**wanted.trainer.env, AHEAD: str(self.ahead)})
         return dataclasses.replace(
             wanted,
-            manager=marked(wanted.manager, mark),
-            trainer=marked(started_by(wanted.trainer, HERE / self.trainer), mark),
+            manager=marked(started_by(wanted.manager, HERE / self.manager), mark),
+            trainer=marked(started_by(trainer, HERE / self.trainer), mark),
             rollout=marked(started_by(wanted.rollout, HERE / self.agent), mark),
         )
 
@@ -93,7 +103,8 @@ def marked(worker: Worker, mark: str) -> Worker:
 def started_by(worker: Worker, script: Path) -> Worker:
     """The worker with `script`, which may import its neighbours, in the place of `-m module`."""
     python, _, _, *rest = worker.argv
-    env = {**worker.env, "PYTHONPATH": str(script.parent)}
+    folders = [str(script.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**worker.env, "PYTHONPATH": os.pathsep.join(folders)}
     return dataclasses.replace(worker, argv=(python, str(script), *rest), env=env)
 
 

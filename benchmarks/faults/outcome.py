@@ -36,6 +36,7 @@ class TrainedSample(msgspec.Struct, frozen=True, array_like=True):
     index: int
     ids: tuple[int, ...]
     versions: tuple[int, ...]
+    """Of the hashed job one per token, of the real one each once."""
     reward: float
 
     @property
@@ -57,6 +58,11 @@ class Outcome:
     @property
     def samples(self) -> int:
         return sum(len(step) for step in self.steps.values())
+
+    @property
+    def mixed(self) -> int:
+        """Samples whose tokens are of several versions."""
+        return sum(len(set(sample.versions)) > 1 for step in self.steps.values() for sample in step.values())
 
     @property
     def tokens(self) -> int:

@@ -11,10 +11,12 @@ Refuses to hold: what is checked (see `one_run`). Read next: `plan`, `jobs`, `on
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shutil
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -22,34 +24,35 @@ from computed import hashed_outcome
 from jobs import HASHED, REAL, JobKind
 from one_run import RunResult, run_job
 from outcome import Outcome
-from plan import PlannedFault, draw, stated
+from plan import Hand, PlannedFault, draw, draw_harder, stated
 
 from polyrl_cli.chaos.kinds import ChaosAction, Target
 
-ACTIONS: Final = (ChaosAction.KILL, ChaosAction.FREEZE)
+COLUMNS: Final = (ChaosAction.KILL, ChaosAction.FREEZE, Hand.OUTSIDE, Hand.POWER)
 
 
 class Series:
     """All runs of one command."""
 
-    def __init__(self, out: Path, stated_faults: list[PlannedFault]) -> None:
+    def __init__(self, out: Path, draw_faults: Callable[[int], list[PlannedFault]]) -> None:
+        """`draw_faults`: of a seed."""
         self.results: dict[str, RunResult] = {}
         """By name, faulty ones too."""
         self.failed: list[int] = []
-        self._out, self._stated = out, stated_faults
+        self._out, self._draw = out, draw_faults
         self._undisturbed: dict[str, Outcome] = {}
 
     def run(self, seed: int, kind: JobKind) -> None:
         """One run; its folder stays when it is not as it must be."""
         undisturbed = self._undisturbed_of(kind)
-        result = self._run_one(f"{kind.name}-{seed}", kind, self._stated or draw(seed), undisturbed)
+        result = self._run_one(f"{kind.name}-{seed}", kind, self._draw(seed), undisturbed)
         if result.violations:
             self.failed.append(seed)
 
     def _undisturbed_of(self, kind: JobKind) -> Outcome:
         """Raises SystemExit when the job does not even run undisturbed."""
         if kind.name not in self._undisturbed:
-            known = hashed_outcome() if kind is HASHED else None
+            known = None if kind is REAL else hashed_outcome()
             result = self._run_one(f"{kind.name}-undisturbed", kind, [], known)
             if result.violations:
                 sys.exit(f"the undisturbed {kind.name} run failed; see {self._out}")
@@ -74,11 +77,17 @@ class Series:
     def table(self) -> str:
         """What was injected, and what came of it."""
         runs = {name: result for name, result in self.results.items() if not name.endswith("undisturbed")}
-        injected = Counter((s.request.action, s.request.target) for result in runs.values() for s in result.faults)
-        lines = [f"{'':<8}" + "".join(f"{action:>8}" for action in ACTIONS)]
-        lines += [f"{target:<8}" + "".join(f"{injected[a, target]:>8}" for a in ACTIONS) for target in Target]
+        done = [fault for result in runs.values() for fault in result.faults]
+        injected = Counter((column_of(fault), fault.request.target) for fault in done)
+        lines = [f"{'':<8}" + "".join(f"{column:>9}" for column in COLUMNS)]
+        lines += [f"{target:<8}" + "".join(f"{injected[c, target]:>9}" for c in COLUMNS) for target in Target]
         lines += [_kind_line(kind, [j for n, j in runs.items() if n.startswith(kind.name)]) for kind in (HASHED, REAL)]
         return "\n".join(lines)
+
+
+def column_of(fault: PlannedFault) -> str:
+    """Of the table: what was done, where it was not the runner who by."""
+    return fault.request.action if fault.hand is Hand.RUNNER else fault.hand
 
 
 def _kind_line(kind: JobKind, runs: list[RunResult]) -> str:
@@ -88,8 +97,10 @@ def _kind_line(kind: JobKind, runs: list[RunResult]) -> str:
     equal = sum(not result.violations for result in runs)
     hit = sum(bool(result.faults) for result in runs)
     samples = sum(result.outcome.samples for result in runs)
+    mixed = sum(result.outcome.mixed for result in runs)
     return (
-        f"{kind.name}: {equal} of {len(runs)} runs equal, {samples} samples compared, {hit} runs hit by "
+        f"{kind.name}: {equal} of {len(runs)} runs equal, {samples} samples compared, {mixed} of them by several "
+        f"versions, {hit} runs hit by "
         f"{sum(len(result.faults) for result in runs)} faults, {sum(result.moved for result in runs)} moves, "
         f"median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s, deadline {kind.deadline_s:g} s"
     )
@@ -111,6 +122,10 @@ def arguments() -> argparse.Namespace:
         metavar="ACTION:ROLE:SHARE[:SECONDS]",
         help="instead of drawn ones; SHARE of the job's tokens, in rising order",
     )
+    parser.add_argument(
+        "--harder", action="store_true", help="draw kills by somebody else at the start, and power cuts, instead"
+    )
+    parser.add_argument("--ahead", type=int, default=0, metavar="K", help="maxStaleness of the hashed job")
     parser.add_argument("--out", type=Path, help="where runs that failed stay; default: a temporary folder")
     return parser.parse_args()
 
@@ -119,10 +134,11 @@ def main() -> int:
     """Exit code."""
     options = arguments()
     out = options.out or Path(tempfile.mkdtemp(prefix="polyrl-faults-"))
-    series = Series(out.resolve(), options.fault)
+    hashed, drawn = dataclasses.replace(HASHED, ahead=options.ahead), draw_harder if options.harder else draw
+    series = Series(out.resolve(), lambda seed: options.fault or drawn(seed))
     for seed in range(options.seed, options.seed + options.runs):
         is_real = options.real_every and seed % options.real_every == 0
-        series.run(seed, REAL if is_real else HASHED)
+        series.run(seed, REAL if is_real else hashed)
     print(series.table())
     if series.failed:
         print(f"seeds of runs that failed: {', '.join(map(str, series.failed))}")
