@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, TypeGuard
 
+import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 ROOT: Final = Path(__file__).parents[2]
@@ -332,3 +333,21 @@ def test_core_loads_nothing_heavy() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert answer.stdout.strip() == "[]"
+
+
+LIGHT: Final = {
+    "polyrl_cli.app": {"numpy", "pydantic", "rich", "zmq"},
+    "polyrl_cli.local.run": {"kopf", "kubernetes", "matplotlib", "torch", "transformers"},
+    "polyrl_rollout.agent.__main__": {"cryptography", "torch", "transformers"},
+    "polyrl_rollout.manager.__main__": {"cryptography", "kopf", "torch", "transformers"},
+    "polyrl_trainer.check.__main__": {"torch", "transformers", "zmq"},
+    "polyrl_trainer.user_code.workers.worker": {"pydantic", "torch", "transformers", "zmq"},
+}
+"""What a process imports as it begins, and what it must not: people wait for it, or it is started many times."""
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_a_process_that_begins_loads_nothing_it_can_do_without(module: str) -> None:
+    program = f"import sys, {module}; print(*sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert LIGHT[module] & set(answer.stdout.split()) == set()

@@ -40,7 +40,6 @@ from polyrl_cli.local.runner import LocalRun
 from polyrl_cli.manifests.load import check_contents, check_files, load_manifest, notes, read_manifest
 from polyrl_cli.report import summary
 from polyrl_cli.report.panel import print_summary
-from polyrl_cli.report.plot import draw_run
 from polyrl_cli.report.prints import PrintsTail
 from polyrl_cli.report.progress import Progress, ProgressView
 from polyrl_cli.report.terminal import terminal
@@ -213,6 +212,9 @@ def _conclude(ended: EndedRun, console: Console) -> int:
     folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
     reports, events = read_metrics(folder.metrics), read_timeline(folder.timeline)
     if reports:
+        # matplotlib takes longer to import than all that a run needs to begin.
+        from polyrl_cli.report.plot import draw_run
+
         draw_run(f"{made.job}, seed {made.seed}", reports, events, folder.plot)
     print_summary(made, folder.root, console, results.rewards(reports))
     return _exit_code(ended, console)

@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import matplotlib
+# Not pyplot, which looks for a display and keeps every figure until it is closed.
+from matplotlib.figure import Figure
 
 from polyrl.history.fleet import FLEET, RECLAIMED, FleetEvent
 from polyrl.history.rows import MetricsRow
 from polyrl_cli.report.progress import EVALUATED, EXACT_MATCH, REWARD
-
-matplotlib.use("Agg")  # before pyplot searches for a display
-
-from matplotlib import pyplot
 
 REWARD_COLOR: Final = "#2563eb"
 EVAL_COLOR: Final = "#059669"
@@ -29,9 +26,8 @@ SMOOTHING: Final = 0.3
 def draw_run(title: str, reports: Sequence[MetricsRow], events: Sequence[FleetEvent], file: Path) -> None:
     """Draws the picture into `file`."""
     began = min([report.time for report in reports[:1]] + [event.time for event in events[:1]], default=0.0)
-    figure, (above, below) = pyplot.subplots(
-        2, 1, figsize=(10, 6), sharex=True, height_ratios=[3, 1], constrained_layout=True
-    )
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     _draw_learning(above, reports, began)
     _draw_fleet(below, events, began, max((report.time for report in reports), default=began) - began)
     _mark_losses(above, below, events, began)
@@ -41,27 +37,24 @@ def draw_run(title: str, reports: Sequence[MetricsRow], events: Sequence[FleetEv
     if above.get_legend_handles_labels()[0]:
         above.legend(loc="lower right", frameon=False)
     figure.savefig(file, dpi=120)
-    pyplot.close(figure)
 
 
 def draw_comparison(runs: Mapping[str, Sequence[MetricsRow]], file: Path) -> None:
     """Draws the rewards of several runs over their steps into `file`, in the format that its ending names; evaluations
     are dots. Raises ValueError for an ending that names none, OSError when it cannot be written."""
-    figure, axes = pyplot.subplots(figsize=(10, 5), constrained_layout=True)
-    try:
-        for name, rows in runs.items():
-            steps = [row for row in rows if REWARD in row.values]
-            values = [row.values[REWARD] for row in steps]
-            (line,) = axes.plot([row.step for row in steps], _smoothed(values), linewidth=2, label=name)
-            points = _evaluations_after_rl(rows)
-            axes.plot([step for step, _ in points], [value for _, value in points], "o", color=line.get_color())
-        axes.set_xlabel("RL step")
-        axes.set_ylabel("reward; dots: evaluation")
-        _make_plain(axes)
-        axes.legend(loc="lower right", frameon=False)
-        figure.savefig(file, dpi=120)
-    finally:
-        pyplot.close(figure)
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    axes = figure.subplots()
+    for name, rows in runs.items():
+        steps = [row for row in rows if REWARD in row.values]
+        values = [row.values[REWARD] for row in steps]
+        (line,) = axes.plot([row.step for row in steps], _smoothed(values), linewidth=2, label=name)
+        points = _evaluations_after_rl(rows)
+        axes.plot([step for step, _ in points], [value for _, value in points], "o", color=line.get_color())
+    axes.set_xlabel("RL step")
+    axes.set_ylabel("reward; dots: evaluation")
+    _make_plain(axes)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(file, dpi=120)
 
 
 def _evaluations_after_rl(rows: Sequence[MetricsRow]) -> list[tuple[int, float]]:

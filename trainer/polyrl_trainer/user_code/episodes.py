@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from polyrl.errors import InvalidData
 from polyrl.sample import DiscardReason, split_sample_id
-from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
+
+if TYPE_CHECKING:
+    # It loads the manifest's models, and every worker of user code loads this.
+    from polyrl_trainer.data.tokenizers import Tokenizer
 
 MAX_DEATHS: Final = 2
 """Workers that may die while one sample's environment holds their thread; it is discarded with the last."""
