@@ -43,7 +43,7 @@ from polyrl.sample import Pool  # noqa: E402
 from polyrl.wire import Assign, Deltas, Fenced, Hello, decode_from_agent, decode_to_agent, encode, pack_rows  # noqa: E402
 from polyrl.wire.engine_identity import agent_keys_of, identity_of  # noqa: E402
 from polyrl_operator.secret import make_run_keys  # noqa: E402
-from polyrl_rollout.manager import sessions  # noqa: E402
+from polyrl_rollout.manager import router, sessions  # noqa: E402
 from polyrl_rollout.manager.journal import RevokedNames  # noqa: E402
 
 ENGINES: Final = 8
@@ -127,11 +127,9 @@ class Door:
         manager, _, self._agent, _ = make_run_keys()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = {"agents": manager.agent_public_key}
-        self._authenticator = sessions.Authenticator(self._context, keys)
+        self._authenticator = router.Authenticator(self._context, keys)
         self._authenticator.start()
-        self._router = sessions.Router(
-            self._context, manager, "agents", address="127.0.0.1", port=0, frame_bytes=4 << 20
-        )
+        self._router = router.Router(self._context, manager, "agents", address="127.0.0.1", port=0, frame_bytes=4 << 20)
         self._identity_key = manager.identity_key
         self._sessions = sessions.AgentSessions(
             self._router, self._answer, manager.identity_key, lease_s=3.0, revoked=RevokedNames()

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import zmq.asyncio
 
@@ -24,6 +25,7 @@ from polyrl.wire.engine_identity import UNPROVEN, engine_keys
 from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
+from polyrl_rollout.manager import server
 from polyrl_rollout.manager.server import Listen, Manager
 from polyrl_rollout.testing.fake_agent import FakeAgent, made_tokens
 from polyrl_rollout.testing.fake_engine import FakeEngine
@@ -135,3 +137,50 @@ async def test_a_message_of_many_parts_is_not_gathered(tmp_path: Path) -> None:
     context.destroy(linger=0)
     assert dropped["parts"] == 1
     assert longest < LOOP_S
+
+
+MIB = 1 << 20
+ALLOWED = 16 * MIB
+"""Of unfinished messages, in this test; 128 MiB in a run."""
+ENDLESS_PARTS = 400
+"""Of 1 MiB. All of them were kept before."""
+GROWTH = 128 * MIB
+"""Of the process in which the manager is: what was allowed, what comes between two looks, and what else it does."""
+
+
+async def test_a_message_without_an_end_is_cut_off_and_the_others_work_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thief has the agents' key and no proof: nothing of it is ever handed over, and it fills the memory."""
+    write_run_keys(tmp_path)
+    monkeypatch.setattr(server, "MAX_UNFINISHED_BYTES", ALLOWED)
+    context, own = zmq.asyncio.Context(), read_keys(ManagerKeys, tmp_path / "manager.key")
+    hello = Hello(EPOCH, "honest", Pool.SPOT, max_running=8, kv_tokens=10_000, max_context=1_000, weight_version=-1)
+    ledger, rss = Ledger(LedgerConfig(run_epoch=EPOCH)), psutil.Process().memory_info
+    async with asyncio.timeout(DEADLINE_S), Manager(ledger, own, EPOCH, Listen()) as manager:
+        endpoint, dropped = manager.endpoints.agents, manager.traffic["agents"].dropped
+        honest = FakeAgent(context, endpoint, engine_keys(tmp_path, "honest"), hello, tokens_per_s=PACE)
+        thief = FakeAgent(context, endpoint, read_keys(AgentKeys, tmp_path / "agent.key"), hello, tokens_per_s=PACE)
+        tasks = [asyncio.create_task(manager.run()), asyncio.create_task(honest.run())]
+        async with RolloutClient.connect(manager.endpoints.trainer, tmp_path / "trainer.key", EPOCH) as client:
+            await client.publish(WeightsRef(0, "tcp://127.0.0.1:1", public_key="k" * 40, manifest_hash=b"hash"))
+            asked = {"n": SAMPLES, "sampling": SamplingParams(TOKENS), "min_version": 0, "max_version": 0}
+            await client.submit([Group(0, 0, Purpose.TRAIN, pack_ids([1]), **asked)])  # type: ignore[arg-type]
+            before = highest = rss().rss
+            parts = [bytes(MIB)] * ENDLESS_PARTS
+            sent = asyncio.create_task(
+                asyncio.to_thread(zmq.Socket(thief.socket).send_multipart, parts, copy=False)  # type: ignore[call-overload]
+            )
+            while not dropped["unfinished"]:
+                highest = max(highest, rss().rss)
+                await asyncio.sleep(0.005)
+            turns = client.turns()
+            done = [await anext(turns) for _ in range(SAMPLES)]
+        await sent
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    context.destroy(linger=0)
+    assert highest - before < GROWTH
+    assert {len(unpack_ids(turn.response.ids)) for turn in done} == {TOKENS}
+    assert len(honest.assigned) == SAMPLES, "it was not cut off"

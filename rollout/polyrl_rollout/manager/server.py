@@ -55,7 +55,8 @@ from polyrl_rollout.manager.group_commit import GroupCommit
 from polyrl_rollout.manager.history import RunHistory
 from polyrl_rollout.manager.journal import Journal, RevokedNames
 from polyrl_rollout.manager.metrics import ManagerCollector, RunCollector
-from polyrl_rollout.manager.sessions import AgentSessions, Authenticator, Router, TrainerSession
+from polyrl_rollout.manager.router import MAX_UNFINISHED_BYTES, Authenticator, Router
+from polyrl_rollout.manager.sessions import AgentSessions, TrainerSession
 
 FINISH_DEADLINE_S: Final = 15.0
 """Longest time between the trainer's FinishRun and the manager's end, whatever agents do."""
@@ -125,7 +126,8 @@ class Manager:
         allowed = {"agents": keys.agent_public_key, "trainer": keys.trainer_public_key}
         self.authenticator = Authenticator(self._context, allowed)
         self.authenticator.start()
-        self._agents_router = self._bind("agents", self._listen.agents_port, AGENT_FRAME_BYTES)
+        # Whoever has the agents' key may be on another's machine; who has the trainer's has the run.
+        self._agents_router = self._bind("agents", self._listen.agents_port, AGENT_FRAME_BYTES, MAX_UNFINISHED_BYTES)
         self._trainer_router = self._bind("trainer", self._listen.trainer_port, MAX_FRAME_BYTES)
         self.traffic = {"agents": self._agents_router.traffic, "trainer": self._trainer_router.traffic}
         self._agents = AgentSessions(
@@ -337,10 +339,18 @@ class Manager:
             status, trainer_connected=self._trainer.connected, delta_bytes=self._agents.delta_bytes
         )
 
-    def _bind(self, domain: str, port: int, frame_bytes: int) -> Router:
+    def _bind(self, domain: str, port: int, frame_bytes: int, unfinished_bytes: int | None = None) -> Router:
         host = self._listen.host
         try:
-            return Router(self._context, self._keys, domain, address=host, port=port, frame_bytes=frame_bytes)
+            return Router(
+                self._context,
+                self._keys,
+                domain,
+                address=host,
+                port=port,
+                frame_bytes=frame_bytes,
+                unfinished_bytes=unfinished_bytes,
+            )
         except zmq.ZMQError as error:
             raise RunFailed(f"the manager cannot bind {host}:{port} for {domain}: {error}") from error
 

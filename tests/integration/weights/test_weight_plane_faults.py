@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -353,7 +354,7 @@ async def test_readers_of_nothing_hold_a_frame_each_and_keep_nobody_out(
         assert publisher._sending.num_bytes <= common + number * frame
     assert torch.equal(load_file(pulled.staged.folder / "model.safetensors")["a"], big["a"])
     assert grown < common + number * frame
-    await until(lambda: not publisher._open)
+    await until(lambda: not publisher._connections)
     assert (await Puller(keys.agent, staging).pull(published, None)).staged.version == 0
 
 
@@ -363,16 +364,49 @@ async def test_connections_are_counted_and_those_beyond_are_not_let_in(
     publisher = publishers(max_connections=3)
     published = publisher.publish(0, weights(0).items(), FILES)
     async with readers_of_nothing(keys, published.endpoint, 3):
-        await until(lambda: len(publisher._open) == 3)
+        await until(lambda: len(publisher._connections) == 3)
         with pytest.raises(PullFailed, match="gave nothing"):
             await Puller(keys.agent, staging, chunk_s=0.1, progress_s=0.5).pull(published, None)
-    await until(lambda: not publisher._open)
+    await until(lambda: not publisher._connections)
     assert (await Puller(keys.agent, staging).pull(published, None)).staged.version == 0
 
 
 def resident_bytes() -> int:
     """Of this process, in which the publisher is."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+ENDLESS = """
+import sys, zmq
+from pathlib import Path
+from polyrl.keys import AgentKeys, read_keys
+keys, socket = read_keys(AgentKeys, Path(sys.argv[1])), zmq.Context().socket(zmq.DEALER)
+socket.curve_publickey, socket.curve_secretkey = keys.public_key.encode(), keys.secret_key.encode()
+socket.curve_serverkey, socket.linger = keys.trainer_public_key.encode(), 0
+socket.connect(sys.argv[2])
+socket.send_multipart([bytes(4000)] * 60_000, copy=False)
+sys.stdin.read()
+"""
+"""A request of 240 MB; each of its parts is nearly as large as a request may be."""
+
+
+async def test_a_request_without_an_end_is_cut_off_and_others_are_served(
+    keys: Keys, staging: Staging, publishers: Callable[..., WeightPublisher], tmp_path: Path, capsys: Any
+) -> None:
+    publisher, key_file = publishers(max_request_bytes=4 << 20), tmp_path / "agent.key"
+    key_file.touch(mode=0o600)
+    key_file.write_text(format_keys(keys.agent))
+    published, before, highest, told = publisher.publish(0, weights(0).items(), FILES), resident_bytes(), 0, ""
+    argv = (str(key_file), published.endpoint)
+    endless = await asyncio.create_subprocess_exec(sys.executable, "-c", ENDLESS, *argv, stdin=subprocess.PIPE)
+    async with asyncio.timeout(STALL_S):
+        while "cut off: a receiver of weights" not in (told := told + capsys.readouterr().out):
+            highest = max(highest, resident_bytes())
+            await asyncio.sleep(0.005)
+    assert (await Puller(keys.agent, staging).pull(published, None)).staged.version == 0
+    endless.kill()
+    await endless.wait()
+    assert highest - before < 64 << 20, "what is allowed, and what comes between two looks"
 
 
 async def test_malformed_requests_are_counted_and_dropped(

@@ -4,7 +4,8 @@
              connections as may be open at once
     send     bounded in all and shared out in turns (`sending`); SEND_HWM frames per peer, then dropped: the puller asks
              again at its own deadline
-    receive  RECEIVE_HWM frames per peer, then libzmq stops reading that peer
+    receive  RECEIVE_HWM frames per peer, then libzmq stops reading that peer; who sends a message of parts without
+             end is cut off (`connections`)
 
 The newest `keep` versions stay in memory, as content-hashed chunks, and share those that they have in common. A chunk
 is kept as the frame that it is sent in, so what waits for ten pullers is one copy.
@@ -27,7 +28,6 @@ import structlog
 import torch
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
-from zmq.utils.monitor import parse_monitor_message
 
 from polyrl import weights
 from polyrl.control import bracketed, may_be_ipv6
@@ -39,6 +39,7 @@ from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.dropped_messages import DroppedMessages
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
+from polyrl_trainer.weights.connections import Connections
 from polyrl_trainer.weights.sending import MAX_BYTES, Sending
 
 SEND_HWM: Final = 8
@@ -54,6 +55,8 @@ ROOM_MS: Final = 3
 """Between looks for room while somebody waits for it: a chunk takes as long on a link of 10 Gbit/s."""
 MAX_REQUEST_BYTES: Final = 4096
 """Requests are tens of bytes; anything longer ends its connection."""
+MAX_UNFINISHED_BYTES: Final = 16 << 20
+"""Of requests of all receivers together that are here and not read; honest ones ask for less than 1 MB at once."""
 HEARTBEAT_MS: Final = 5_000
 """Silence after which a peer is asked whether it is there; three times that and its queue is freed."""
 STOP_SECONDS: Final = 5.0
@@ -81,9 +84,10 @@ class WeightPublisher:
         advertise: str = "",
         max_connections: int = MAX_CONNECTIONS,
         max_bytes: int = MAX_BYTES,
+        max_request_bytes: int = MAX_UNFINISHED_BYTES,
     ) -> None:
         """Binds and serves; `advertise`, if given, is the host that agents reach it by, in place of the one bound.
-        `max_bytes` may be on their way to all together.
+        `max_bytes` may be on their way to all together, and `max_request_bytes` of requests wait or be unfinished.
 
         Raises InvalidData for a bad key file, zmq.ZMQError when `bind` is taken."""
         keys = read_keys(TrainerKeys, key_file)
@@ -93,8 +97,6 @@ class WeightPublisher:
         self._chunks: dict[bytes, bytes] = {}
         """Encoded replies."""
         self._sending = Sending(max_bytes)
-        self._open: set[int] = set()
-        """File descriptors of connections, shaken hands with or not."""
         self.dropped_frames = DroppedMessages("requests of weight receivers that could not be read")
         self.dropped_replies = DroppedMessages("weights for receivers that take none, or are gone")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -103,8 +105,10 @@ class WeightPublisher:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         most = min(max_connections, hard // 2)
-        self._admission = _admit(self._context, keys.agent_public_key, is_room=lambda: len(self._open) <= most)
-        self._socket, self._monitor = _bind(self._context, keys, bind)
+        self._admission = _admit(self._context, keys.agent_public_key, is_room=lambda: len(self._connections) <= most)
+        self._socket = _configured(self._context, keys, bind)
+        self._connections = Connections(self._socket, max_request_bytes)
+        self._socket.bind(bind)
         self.endpoint = _endpoint(self._socket, advertise)
         self._stop = self._context.socket(zmq.PAIR)
         self._stop.bind("inproc://publisher-stop")
@@ -169,27 +173,28 @@ class WeightPublisher:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(stop, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
-        while stop not in (ready := dict(poller.poll(ROOM_MS if self._sending.waits else None))):
-            if self._monitor in ready:
-                self._count_connection()
+        connections = self._connections
+        poller.register(connections.monitor, zmq.POLLIN)
+        while stop not in (ready := dict(poller.poll(ROOM_MS if self._sending.waits else connections.wait_ms))):
+            if connections.monitor in ready:
+                connections.take_event()
             if self._socket in ready:
                 self._take_request()
             while (turn := self._sending.next()) is not None:
                 self._answer(*turn)
-        # First: libzmq waits for whoever should read of a connection's end, and nobody does any more.
-        self._socket.disable_monitor()
-        for socket in (stop, self._monitor, self._socket):
+            connections.look(time.monotonic(), drained=self._socket not in ready)
+        connections.close()
+        for socket in (stop, self._socket):
             socket.close(linger=0)
 
-    def _count_connection(self) -> None:
-        event = parse_monitor_message(self._monitor.recv_multipart())
-        (self._open.add if event["event"] == zmq.EVENT_ACCEPTED else self._open.discard)(event["value"])
-
     def _take_request(self) -> None:
-        identity, *frames = self._socket.recv_multipart()
+        identity, frame = self._socket.recv(), self._socket.recv(copy=False)
+        self._connections.handed_over(frame)
+        parts = 1
+        while frame.more:
+            parts, frame = parts + 1, self._socket.recv(copy=False)
         try:
-            request = decode_from_puller(frames[0] if len(frames) == 1 else b"")
+            request = decode_from_puller(frame.bytes if parts == 1 else b"")
         except ProtocolError as error:
             self.dropped_frames.add(error)
             return
@@ -245,10 +250,8 @@ def _admit(
     return admission
 
 
-def _bind(
-    context: zmq.Context[zmq.Socket[bytes]], keys: TrainerKeys, bind: str
-) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """The socket, and the one that tells of its connections."""
+def _configured(context: zmq.Context[zmq.Socket[bytes]], keys: TrainerKeys, bind: str) -> zmq.Socket[bytes]:
+    """The socket, not bound yet."""
     socket = context.socket(zmq.ROUTER)
     socket.curve_server = True
     socket.curve_publickey = keys.public_key.encode()
@@ -266,9 +269,7 @@ def _bind(
     ):
         socket.setsockopt(option, value)
     socket.ipv6 = may_be_ipv6(bind)
-    monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-    socket.bind(bind)
-    return socket, monitor
+    return socket
 
 
 def _vocabulary(files: dict[str, bytes]) -> int:
