@@ -168,9 +168,7 @@ async def test_a_message_without_an_end_is_cut_off_and_the_others_work_on(
             await client.submit([Group(0, 0, Purpose.TRAIN, pack_ids([1]), **asked)])  # type: ignore[arg-type]
             before = highest = rss().rss
             parts = [bytes(MIB)] * ENDLESS_PARTS
-            sent = asyncio.create_task(
-                asyncio.to_thread(zmq.Socket(thief.socket).send_multipart, parts, copy=False)  # type: ignore[call-overload]
-            )
+            sent = asyncio.create_task(asyncio.to_thread(zmq.Socket(thief.socket).send_multipart, parts, copy=False))
             while not dropped["unfinished"]:
                 highest = max(highest, rss().rss)
                 await asyncio.sleep(0.005)
