@@ -43,8 +43,8 @@ from polyrl.sample import Pool  # noqa: E402
 from polyrl.wire import Assign, Deltas, Fenced, Hello, decode_from_agent, decode_to_agent, encode, pack_rows  # noqa: E402
 from polyrl.wire.engine_identity import agent_keys_of, identity_of  # noqa: E402
 from polyrl_operator.secret import make_run_keys  # noqa: E402
-from polyrl_rollout.manager import router, sessions  # noqa: E402
 from polyrl_rollout.manager.journal import RevokedNames  # noqa: E402
+from polyrl_rollout.manager.peers import router, sessions  # noqa: E402
 
 ENGINES: Final = 8
 SAMPLES: Final = 128

@@ -8,7 +8,7 @@ One asyncio loop, one thread. Nobody in here waits for a peer: a frame in gives 
 that would block is counted and dropped, because leases and the peers' own repetition already cover a lost frame.
 
     server      the wiring: two sockets, the HTTP API, one timer around the ledger
-    sessions    the two ROUTERs: who may connect, which frames of whom become messages
+    peers       the two ROUTERs: who may connect, which frames of whom become messages
     journal     each durable event in SQLite before a message that depends on it leaves
     group_commit  when it is synced
     api         paths, bodies, the token, HTTPS; the status and its changes, waits, drains

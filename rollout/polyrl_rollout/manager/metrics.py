@@ -20,8 +20,8 @@ from polyrl.history.rows import MetricsRow
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.status import FinishedStep, ManagerStatus, StepValue
 from polyrl_rollout.manager.history import RunHistory
+from polyrl_rollout.manager.peers.router import Traffic
 from polyrl_rollout.manager.reports import STEP_PARTS, STEP_SECONDS, TIMING
-from polyrl_rollout.manager.router import Traffic
 
 STAGES: Final = ("sft", *TRAINED_PHASES)
 """The only stages that become labels, whatever a trainer names: each new label is a series that Prometheus keeps."""

@@ -55,8 +55,8 @@ from polyrl_rollout.manager.group_commit import GroupCommit
 from polyrl_rollout.manager.history import RunHistory
 from polyrl_rollout.manager.journal import Journal, RevokedNames
 from polyrl_rollout.manager.metrics import ManagerCollector, RunCollector
-from polyrl_rollout.manager.router import MAX_UNFINISHED_BYTES, Authenticator, Router
-from polyrl_rollout.manager.sessions import AgentSessions, TrainerSession
+from polyrl_rollout.manager.peers.router import MAX_UNFINISHED_BYTES, Authenticator, Router
+from polyrl_rollout.manager.peers.sessions import AgentSessions, TrainerSession
 
 FINISH_DEADLINE_S: Final = 15.0
 """Longest time between the trainer's FinishRun and the manager's end, whatever agents do."""

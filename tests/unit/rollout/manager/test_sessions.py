@@ -27,8 +27,8 @@ from polyrl.wire import (
 from polyrl.wire.engine_identity import IN_USE, NOT_RESERVED, REVOKED, UNPROVEN, agent_keys_of, identity_of
 from polyrl_operator.secret import make_run_keys
 from polyrl_rollout.manager.journal import RevokedNames
-from polyrl_rollout.manager.router import Router, Sent
-from polyrl_rollout.manager.sessions import AgentSessions
+from polyrl_rollout.manager.peers.router import Router, Sent
+from polyrl_rollout.manager.peers.sessions import AgentSessions
 
 MANAGER, _, AGENT, _ = make_run_keys()
 HEARTBEAT = Heartbeat(0, 0, kv_free_tokens=0)

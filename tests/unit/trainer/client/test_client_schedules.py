@@ -22,7 +22,7 @@ from polyrl.ledger import events
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
 from polyrl.wire import pack_ids
 from polyrl.wire.ranges import Ranges
-from polyrl_rollout.manager.sessions import TrainerSession
+from polyrl_rollout.manager.peers.sessions import TrainerSession
 from polyrl_rollout.testing.stage import Stage
 from polyrl_trainer.client.client import RolloutClient
 

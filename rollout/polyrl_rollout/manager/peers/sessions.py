@@ -29,7 +29,7 @@ from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
 from polyrl.wire.engine_identity import IN_USE, NOT_RESERVED, REVOKED, UNPROVEN, is_reserved, proven_engine
 from polyrl_rollout.manager.journal import RevokedNames
-from polyrl_rollout.manager.router import Router, Sent
+from polyrl_rollout.manager.peers.router import Router, Sent
 
 DOUBLE_LOG_S: Final = 60.0
 """Between two log lines about an engine that two processes speak for."""

@@ -14,9 +14,6 @@ reads until nothing is left, and every send is followed by one more read.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -27,11 +24,10 @@ from typing import Final
 import structlog
 import zmq
 from zmq.auth.asyncio import AsyncioAuthenticator
-from zmq.utils.monitor import parse_monitor_message
 
 from polyrl.control import bracketed, may_be_ipv6
 from polyrl.keys import ManagerKeys
-from polyrl.wire.unfinished import TCP_INFO_BYTES, UnfinishedMessages, received_bytes
+from polyrl_rollout.manager.peers.connections import AgentConnections
 
 RECEIVE_HWM: Final = 256
 """Frames of one peer that wait here; at one Deltas per 50 ms that is 12 s of a stalled manager."""
@@ -100,7 +96,9 @@ class Router:
         self._socket = context.socket(zmq.ROUTER)
         _configure(self._socket, keys, domain)
         self._socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
-        self._unfinished = None if unfinished_bytes is None else _Unfinished(context, self._socket, unfinished_bytes)
+        self._connections = (
+            None if unfinished_bytes is None else AgentConnections(context, self._socket, unfinished_bytes)
+        )
         endpoint = f"tcp://{bracketed(address)}:{port or '*'}"
         self._socket.ipv6 = may_be_ipv6(endpoint)
         self._socket.bind(endpoint)
@@ -147,8 +145,8 @@ class Router:
             self._handler = None
         if self._looking is not None:
             self._looking.cancel()
-        if self._unfinished is not None:
-            self._unfinished.close()
+        if self._connections is not None:
+            self._connections.close()
         self._socket.close(linger=int(linger_s * 1000))
 
     def _plan_read(self) -> None:
@@ -190,79 +188,21 @@ class Router:
             traffic.dropped["parts"] += not self._skips
             self._skips = frame.more
             return None
-        if self._unfinished is not None:
-            self._unfinished.messages.handed_over(int(frame.get(zmq.SRCFD)))
+        if self._connections is not None:
+            self._connections.messages.handed_over(int(frame.get(zmq.SRCFD)))
         traffic.frames_in += 1
         traffic.bytes_in += len(frame)
         return identity, frame.bytes
 
     def _look(self) -> None:
         """Has peers cut off whose unfinished messages fill this process, and plans the next look."""
-        if self._unfinished is None or not self._unfinished.can_be_seen:
+        if self._connections is None or not self._connections.can_be_seen:
             return
         waits = bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
         if waits:
             self._plan_read()
-        self.traffic.dropped["unfinished"] += self._unfinished.look(drained=not waits)
-        self._looking = self._loop.call_later(self._unfinished.messages.look_s, self._look)
-
-
-class _Unfinished:
-    """The connections of a socket, and what the kernel knows of them."""
-
-    can_be_seen: Final = sys.platform == "linux"
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], of: zmq.Socket[bytes], max_bytes: int) -> None:
-        """`of` must not be bound yet."""
-        self.messages, self._of = UnfinishedMessages(max_bytes), of
-        endpoint = f"inproc://connections-{id(of)}"
-        of.monitor(endpoint, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._monitor = context.socket(zmq.PAIR)
-        # Without a bound: libzmq waits where there is no room for what it has to tell, and meanwhile serves nobody.
-        self._monitor.setsockopt(zmq.RCVHWM, 0)
-        self._monitor.connect(endpoint)
-
-    def look(self, *, drained: bool) -> int:
-        """How many were cut off. `drained`: all whole messages have been read."""
-        while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart())
-            is_new = event["event"] == zmq.EVENT_ACCEPTED
-            (self.messages.opened if is_new else self.messages.closed)(event["value"])
-        received = {each: _received(each) for each in self.messages.connections}
-        cut = self.messages.look(received, drained=drained)
-        for connection in cut:
-            self.messages.closed(connection)
-            log.warning("cut off: a peer that sends a message without an end", peer=_cut_off(connection))
-        return len(cut)
-
-    def close(self) -> None:
-        self._of.disable_monitor()
-        self._monitor.close(linger=0)
-
-
-def _received(connection: int) -> int:
-    """Bytes, by the kernel; 0 where that connection has ended, and its end has not been told yet."""
-    try:
-        peer = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=connection)
-    except OSError:
-        return 0
-    try:
-        return received_bytes(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
-    except OSError:
-        return 0
-    finally:
-        peer.detach()
-
-
-def _cut_off(connection: int) -> str:
-    """Ends a TCP connection that is libzmq's, which sees it end; gives the other side's address."""
-    try:
-        with socket.socket(fileno=os.dup(connection)) as peer:
-            address = str(peer.getpeername())
-            peer.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return "gone"
-    return address
+        self.traffic.dropped["unfinished"] += self._connections.look(drained=not waits)
+        self._looking = self._loop.call_later(self._connections.messages.look_s, self._look)
 
 
 def _configure(socket: zmq.Socket[bytes], keys: ManagerKeys, domain: str) -> None:
