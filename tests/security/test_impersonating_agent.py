@@ -145,7 +145,7 @@ ALLOWED = 16 * MIB
 ENDLESS_PARTS = 400
 """Of 1 MiB. All of them were kept before."""
 GROWTH = 128 * MIB
-"""Of the process in which the manager is: what was allowed, what comes between two looks, and what else it does."""
+"""Of the process in which the manager is: what was allowed, what comes between two checks, and what else it does."""
 
 
 async def test_a_message_without_an_end_is_cut_off_and_the_others_work_on(

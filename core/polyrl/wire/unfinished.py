@@ -14,10 +14,10 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-LOOK_S: Final = 0.1
-"""Between two looks: meanwhile some 10 MB come, for one thread of libzmq decrypts all."""
-LOOK_S_PER_CONNECTION: Final = 0.0005
-"""Added for each: a look takes some 2 µs of each connection, so all of them together 0.4 % of a core at most."""
+CHECK_S: Final = 0.1
+"""Between two checks: meanwhile some 10 MB come, for one thread of libzmq decrypts all."""
+CHECK_S_PER_CONNECTION: Final = 0.0005
+"""Added for each: a check takes some 2 µs of each connection, so all of them together 0.4 % of a core at most."""
 TCP_INFO_BYTES: Final = 136
 """As much of Linux's `struct tcp_info` as holds tcpi_bytes_received, its last eight bytes (since Linux 4.1)."""
 
@@ -46,9 +46,9 @@ class UnfinishedMessages:
         return tuple(self._taken)
 
     @property
-    def look_s(self) -> float:
-        """Seconds until the next look."""
-        return LOOK_S + LOOK_S_PER_CONNECTION * len(self._taken)
+    def check_s(self) -> float:
+        """Seconds until the next check."""
+        return CHECK_S + CHECK_S_PER_CONNECTION * len(self._taken)
 
     def opened(self, connection: int) -> None:
         """A new connection has this descriptor."""
@@ -66,7 +66,7 @@ class UnfinishedMessages:
         if connection in self._taken:
             self._handed.add(connection)
 
-    def look(self, received: Mapping[int, int], *, drained: bool) -> list[int]:
+    def check(self, received: Mapping[int, int], *, drained: bool) -> list[int]:
         """Connections to cut off, those that hold most first, until what the others hold is within the bound.
 
         `received`: bytes by connection until now. `drained`: no whole message waits to be handed over. Only then is it

@@ -406,7 +406,7 @@ async def test_a_request_without_an_end_is_cut_off_and_others_are_served(
     assert (await Puller(keys.agent, staging).pull(published, None)).staged.version == 0
     endless.kill()
     await endless.wait()
-    assert highest - before < 64 << 20, "what is allowed, and what comes between two looks"
+    assert highest - before < 64 << 20, "what is allowed, and what comes between two checks"
 
 
 async def test_malformed_requests_are_counted_and_dropped(

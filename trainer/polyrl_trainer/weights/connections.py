@@ -24,7 +24,7 @@ class Connections:
 
     def __init__(self, of: zmq.Socket[bytes], max_unfinished_bytes: int) -> None:
         self._of, self._messages = of, UnfinishedMessages(max_unfinished_bytes)
-        self._look_at = 0.0
+        self._due = 0.0
         self.monitor: zmq.Socket[bytes] = of.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 
     def __len__(self) -> int:
@@ -33,8 +33,8 @@ class Connections:
 
     @property
     def wait_ms(self) -> int:
-        """Until the next look at the latest."""
-        return int(1000 * self._messages.look_s) if sys.platform == "linux" else WAIT_MS
+        """Until the next check at the latest."""
+        return int(1000 * self._messages.check_s) if sys.platform == "linux" else WAIT_MS
 
     def take_event(self) -> None:
         """Reads what the monitor tells."""
@@ -46,13 +46,13 @@ class Connections:
         """The last part of a message was read."""
         self._messages.handed_over(int(frame.get(zmq.SRCFD)))
 
-    def look(self, now: float, *, drained: bool) -> None:
+    def check(self, now: float, *, drained: bool) -> None:
         """Cuts off those who send messages without an end. `drained`: no message waits to be read."""
-        if now < self._look_at or sys.platform != "linux":
+        if now < self._due or sys.platform != "linux":
             return
-        self._look_at = now + self._messages.look_s
+        self._due = now + self._messages.check_s
         received = {each: _received(each) for each in self._messages.connections}
-        for connection in self._messages.look(received, drained=drained):
+        for connection in self._messages.check(received, drained=drained):
             log.warning("cut off: a receiver of weights that sends a request without an end", peer=_cut_off(connection))
 
     def close(self) -> None:

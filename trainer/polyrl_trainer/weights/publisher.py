@@ -182,7 +182,7 @@ class WeightPublisher:
                 self._take_request()
             while (turn := self._sending.next()) is not None:
                 self._answer(*turn)
-            connections.look(time.monotonic(), drained=self._socket not in ready)
+            connections.check(time.monotonic(), drained=self._socket not in ready)
         connections.close()
         for socket in (stop, self._socket):
             socket.close(linger=0)

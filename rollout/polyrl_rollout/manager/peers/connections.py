@@ -31,14 +31,14 @@ class AgentConnections:
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.connect(endpoint)
 
-    def look(self, *, drained: bool) -> int:
+    def check(self, *, drained: bool) -> int:
         """How many were cut off. `drained`: all whole messages have been read."""
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
             is_new = event["event"] == zmq.EVENT_ACCEPTED
             (self.messages.opened if is_new else self.messages.closed)(event["value"])
         received = {each: _received(each) for each in self.messages.connections}
-        cut = self.messages.look(received, drained=drained)
+        cut = self.messages.check(received, drained=drained)
         for connection in cut:
             self.messages.closed(connection)
             log.warning("cut off: a peer that sends a message without an end", peer=_cut_off(connection))

@@ -109,7 +109,7 @@ class Router:
         self._read_planned = False
         self._skips = False
         """The rest of a message of too many parts is still to be read."""
-        self._looking: asyncio.TimerHandle | None = None
+        self._checking: asyncio.TimerHandle | None = None
 
     def start(self, handler: FrameHandler, idle: Callable[[], None]) -> None:
         """Hands each frame to `handler`; calls `idle` after every batch."""
@@ -117,7 +117,7 @@ class Router:
         self._idle = idle
         self._loop.add_reader(self._descriptor, self._read)
         self._plan_read()
-        self._look()
+        self._check_unfinished()
 
     def send(self, identity: bytes, frame: bytes) -> Sent:
         """Queues one frame for a peer, or returns why not; never waits."""
@@ -143,8 +143,8 @@ class Router:
         if self._handler is not None:
             self._loop.remove_reader(self._descriptor)
             self._handler = None
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
         if self._connections is not None:
             self._connections.close()
         self._socket.close(linger=int(linger_s * 1000))
@@ -194,15 +194,16 @@ class Router:
         traffic.bytes_in += len(frame)
         return identity, frame.bytes
 
-    def _look(self) -> None:
-        """Has peers cut off whose unfinished messages fill this process, and plans the next look."""
+    def _check_unfinished(self) -> None:
+        """Has peers cut off whose unfinished messages fill this process, and plans the next check."""
         if self._connections is None or not self._connections.can_be_seen:
             return
         waits = bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
         if waits:
             self._plan_read()
-        self.traffic.dropped["unfinished"] += self._connections.look(drained=not waits)
-        self._looking = self._loop.call_later(self._connections.messages.look_s, self._look)
+        if cut := self._connections.check(drained=not waits):
+            self.traffic.dropped["unfinished"] += cut
+        self._checking = self._loop.call_later(self._connections.messages.check_s, self._check_unfinished)
 
 
 def _configure(socket: zmq.Socket[bytes], keys: ManagerKeys, domain: str) -> None:
