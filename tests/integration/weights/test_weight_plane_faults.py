@@ -396,11 +396,11 @@ async def test_a_request_without_an_end_is_cut_off_and_others_are_served(
     publisher, key_file = publishers(max_request_bytes=4 << 20), tmp_path / "agent.key"
     key_file.touch(mode=0o600)
     key_file.write_text(format_keys(keys.agent))
-    published, before, highest, told = publisher.publish(0, weights(0).items(), FILES), resident_bytes(), 0, ""
+    published, before, highest, output = publisher.publish(0, weights(0).items(), FILES), resident_bytes(), 0, ""
     argv = (str(key_file), published.endpoint)
     endless = await asyncio.create_subprocess_exec(sys.executable, "-c", ENDLESS, *argv, stdin=subprocess.PIPE)
     async with asyncio.timeout(STALL_S):
-        while "cut off: a receiver of weights" not in (told := told + capsys.readouterr().out):
+        while "cut off: a receiver of weights" not in (output := output + capsys.readouterr().out):
             highest = max(highest, resident_bytes())
             await asyncio.sleep(0.005)
     assert (await Puller(keys.agent, staging).pull(published, None)).staged.version == 0

@@ -53,7 +53,7 @@ class Connections:
         self._due = now + self._messages.check_s
         received = {each: _received(each) for each in self._messages.connections}
         for connection in self._messages.check(received, drained=drained):
-            log.warning("cut off: a receiver of weights that sends a request without an end", peer=_cut_off(connection))
+            log.warning("cut off: a receiver of weights that sends a request without an end", peer=_shut(connection))
 
     def close(self) -> None:
         # First: libzmq waits for whoever should read of a connection's end, and nobody does any more.
@@ -62,7 +62,7 @@ class Connections:
 
 
 def _received(connection: int) -> int:
-    """Bytes, by the kernel; 0 where that connection has ended, and its end has not been told yet."""
+    """Bytes, by the kernel; 0 where that connection has ended, and the monitor has not said so yet."""
     try:
         with socket.socket(fileno=os.dup(connection)) as peer:
             return received_bytes(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
@@ -70,7 +70,7 @@ def _received(connection: int) -> int:
         return 0
 
 
-def _cut_off(connection: int) -> str:
+def _shut(connection: int) -> str:
     """Ends a TCP connection that is libzmq's, which sees it end; gives the other side's address."""
     try:
         with socket.socket(fileno=os.dup(connection)) as peer:

@@ -41,7 +41,7 @@ class AgentConnections:
         cut = self.messages.check(received, drained=drained)
         for connection in cut:
             self.messages.closed(connection)
-            log.warning("cut off: a peer that sends a message without an end", peer=_cut_off(connection))
+            log.warning("cut off: a peer that sends a message without an end", peer=_shut(connection))
         return len(cut)
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class AgentConnections:
 
 
 def _received(connection: int) -> int:
-    """Bytes, by the kernel; 0 where that connection has ended, and its end has not been told yet."""
+    """Bytes, by the kernel; 0 where that connection has ended, and the monitor has not said so yet."""
     try:
         peer = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=connection)
     except OSError:
@@ -63,7 +63,7 @@ def _received(connection: int) -> int:
         peer.detach()
 
 
-def _cut_off(connection: int) -> str:
+def _shut(connection: int) -> str:
     """Ends a TCP connection that is libzmq's, which sees it end; gives the other side's address."""
     try:
         with socket.socket(fileno=os.dup(connection)) as peer:
