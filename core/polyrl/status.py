@@ -151,7 +151,7 @@ class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     trainer_connected: bool = False
     engines: Annotated[tuple[EngineStatus, ...], msgspec.Meta(max_length=MAX_ENGINES)] = ()
     engines_lost: int = 0
-    """Whose lease ran out or whose connection ended without a Bye."""
+    """Whose lease ran out or whose connection ended without a Deregister."""
     samples: SampleCounts = SampleCounts()
     tokens: TokenCounts = TokenCounts()
     delta_bytes: int = 0

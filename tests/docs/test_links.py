@@ -22,6 +22,7 @@ PACKAGES = {
     "rollout": "polyrl_rollout",
     "trainer": "polyrl_trainer",
 }
+MAX_FILES_OF_A_CHANGE = 5
 HEADING = re.compile(r"^#+ (.+?)\s*$", re.MULTILINE)
 NAMED_FILE = re.compile(
     r"`((?:core|operator|cli|rollout|trainer|tests|benchmarks|examples|charts|images|make|docs)/[\w./*-]+)"
@@ -71,3 +72,20 @@ def test_the_picture_shows_every_room() -> None:
     assert len(folders) > 20
     assert folders - shown == set()
     assert shown - parts == set()
+
+
+def usual_changes() -> dict[str, list[str]]:
+    """Files by the change that touches them, as CONTRIBUTING lists them."""
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where does X go?")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ")][1:]
+    return {change.strip(): re.findall(r"`([^` ]+[./][^` ]+)`", files) for change, files in rows}
+
+
+def test_a_usual_change_touches_few_files() -> None:
+    changes = usual_changes()
+    assert len(changes) >= 10
+    assert {change: files for change, files in changes.items() if not 1 < len(files) <= MAX_FILES_OF_A_CHANGE} == {}
+    # A new file's folder is there, and what is not new is.
+    named = {file for files in changes.values() for file in files}
+    places = {file.partition("NAME")[0].rpartition("/")[0] if "NAME" in file else file for file in named}
+    assert sorted(place for place in places if not (ROOT / place).exists()) == []

@@ -31,7 +31,7 @@ class SlowDisk:
     def hold(self) -> None:
         self._free.clear()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._free.set()
 
     def _sync(self, descriptor: int) -> None:
@@ -46,7 +46,7 @@ class SlowDisk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Any:
     slow = SlowDisk(monkeypatch)
     yield slow
-    slow.let_go()
+    slow.release()
 
 
 async def test_a_promise_waits_for_the_disk_and_tokens_do_not(journaled_site: Any, disk: SlowDisk) -> None:
@@ -63,7 +63,7 @@ async def test_a_promise_waits_for_the_disk_and_tokens_do_not(journaled_site: An
         await site.eventually(lambda: site.manager.status().samples.submitted == 2)
         await asyncio.sleep(WAIT_S)
         assert not answer.done()
-        disk.let_go()
+        disk.release()
         await answer
     working.cancel()
 

@@ -30,7 +30,7 @@ ENGINE_FAULTS: Final = (
 """What can happen to an engine: it vanishes; gets a notice; is stopped and goes on; gives no tokens but signs of life;
 loses its connection, once for a while or repeatedly; loses or doubles a frame; lies about its version, about
 assignments that are not its own, about its budget, about tokens sent before, about having ended; cannot load weights;
-hands back; calls a sample impossible; is drained by the operator; says Bye."""
+hands back; calls a sample impossible; is drained by the operator; sends Deregister."""
 
 SLOWNESS: Final = 30
 """Times slower that a `slow` engine is: above what makes a straggler, whatever it is compared with."""
