@@ -82,6 +82,8 @@ class TrainerState(msgspec.Struct):
     """Evaluations have step numbers of their own towards the manager."""
     acknowledged: list[tuple[int, int]] = []
     """Batches that are part of this state, as half-open ranges of their numbers."""
+    carried: int = 0
+    """Prompts at the front of the cursor that the newest RL step left over: the next one trains all of them."""
     cursors: dict[str, Any] = {}
     """`DataBuffer.state()` by stage."""
     results: Results = msgspec.field(default_factory=Results)

@@ -104,18 +104,6 @@ def test_a_resumed_run_submits_what_was_ahead_again(tmp_path_factory, k, cut, se
     assert resumed.rollouts.published == list(range(cut, STEPS))
 
 
-async def test_over_sampled_prompts_come_back_after_what_was_ahead(tmp_path):
-    run = await trained(tmp_path, 1, over_sampling_factor=1.5)
-    surplus = [number for number, reason in run.rollouts.discarded.items() if reason is DiscardReason.SURPLUS]
-    prompts = dict(run.prompts())
-    of_first = [number for number in surplus if number < 6]
-    assert of_first
-    # Steps 1 and 2 are submitted together; what step 1 left over goes into step 3.
-    assert [prompts[number] for number in of_first] == [prompts[12 + place] for place in range(len(of_first))]
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines[0]["rollout/untrained_share"] == pytest.approx(1 / 3)
-
-
 async def test_a_dropped_group_ahead_is_replaced_in_its_own_step(tmp_path):
     lost = iter([False] * 6 + [True])
     rollouts = Watched(echo, lose=lambda group: DiscardReason.ENGINE_REJECTED if next(lost, False) else None)

@@ -68,6 +68,8 @@ class StepGroups:
     """Prompts, replacements among them."""
     filtered_rewards: list[list[float]] = field(default_factory=list)
     """Of each filtered group whose rewards are known."""
+    heir: StepGroups | None = None
+    """Of what an earlier step left over: the step that trains it, which gets the replacements."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def submit(self, draws: Sequence[DrawnItem[Prompt]]) -> None:
@@ -89,6 +91,11 @@ class StepGroups:
         for group in groups:
             del self.live[group]
             self.used.append(group)
+
+    def scored(self) -> int:
+        """Live groups of which every sample has its reward: they are complete, unless a filter takes them away."""
+        rewards_of, n = self.supply.runner.rewards_of, self.plan.samples_per_group
+        return sum(len(rewards_of(group)) == n for group in self.live)
 
     async def change(self, timeout_s: float) -> bool:
         """Waits until a group was submitted or dropped since the last call; False when the time is up."""
@@ -116,8 +123,9 @@ class StepGroups:
             return
         replacement = self.replace(dropped, draw)
         if replacement is not None:
-            self._count_replacement(filtered=dropped.reason is DiscardReason.FILTERED)
-            await self.submit([replacement])
+            step = self.heir or self
+            step._count_replacement(filtered=dropped.reason is DiscardReason.FILTERED)
+            await step.submit([replacement])
         self._changed.set()
 
     def _count_replacement(self, *, filtered: bool) -> None:
@@ -238,6 +246,13 @@ class GroupSupply:
         surplus = [groups.live[number] for number in sorted(groups.live)]
         self.runner.release([*groups.used, *groups.live])
         return surplus
+
+    def carry(self, groups: StepGroups) -> StepGroups:
+        """The step is over, and the next one trains what is left of its groups, which are counted there anew."""
+        rest = self.open(groups.plan, groups.replace)
+        rest.live, rest.submitted = groups.live, len(groups.live)
+        self.runner.release(groups.used)
+        return rest
 
     async def run(self) -> None:
         """Consumes drops for as long as the run lives; raises what ends the run."""

@@ -7,7 +7,8 @@
         (oldLogProbs recompute: pull and score until the step is whole, then mini-batches that a seed draws; with
         advantage gae the critic says first what it expected, and learns from each mini-batch beside the policy)
         (updateEpochs above 1: again over the step's samples, in other mini-batches)
-    surplus is cancelled and its prompts go back to the buffer ─> metrics, checkpoint, evaluation
+    surplus goes on and trains in the next step (maxStaleness 0: is cancelled, and its prompts go back to the buffer)
+    metrics, checkpoint, evaluation
 
 Invariant I3: each mini-batch holds exactly miniBatchPrompts complete groups, whatever the arrival order; a batch that
 is not whole groups of this step, each for the first time, is a ProtocolError. A step that is abandoned (the run was
@@ -39,7 +40,8 @@ from polyrl_trainer.generation.from_wire import scored_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.steps_ahead import StepsAhead
 from polyrl_trainer.generation.stops import up_to_stop
-from polyrl_trainer.generation.supply import GroupSupply, StepGroups
+from polyrl_trainer.generation.supply import GroupSupply
+from polyrl_trainer.generation.training_groups import TrainingGroups
 from polyrl_trainer.loops.critic import Critic
 from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.evaluation import Evaluator
@@ -158,7 +160,7 @@ class RlStep:
         await self._finish(groups)
         return True
 
-    async def _train_streamed(self, groups: StepGroups) -> bool:
+    async def _train_streamed(self, groups: TrainingGroups) -> bool:
         """Mini-batches in order of completion: training overlaps with generation, and the first hold shorter answers.
         False when asked to stop before the first optimizer step."""
         for number in range(self._mini_batches):
@@ -167,7 +169,7 @@ class RlStep:
         await self._train_epochs(self._trained, first=1)
         return True
 
-    async def _train_whole(self, groups: StepGroups) -> bool:
+    async def _train_whole(self, groups: TrainingGroups) -> bool:
         """All samples of the step, scored by the weights of its start, then its mini-batches; False when asked to stop
         meanwhile."""
         missing, batches, samples = self._mini_batches * self._mini_batch_samples, list[int](), list[Sample]()
@@ -212,7 +214,7 @@ class RlStep:
         self._sums = merge(self._sums, computed)
         return False
 
-    async def _train_mini_batch(self, groups: StepGroups, *, stoppable: bool) -> bool:
+    async def _train_mini_batch(self, groups: TrainingGroups, *, stoppable: bool) -> bool:
         """Micro-batches to the exact boundary, then one optimizer step; False when asked to stop before."""
         missing, sums, batches = self._mini_batch_samples, dict[str, float](), list[int]()
         while missing:
@@ -242,16 +244,18 @@ class RlStep:
         self._learned_first = self._learned_first or averages(sums)
         self._sums = merge(self._sums, sums)
 
-    async def _next(self, groups: StepGroups, missing: int, *, stoppable: bool) -> Batch | None:
+    async def _next(self, groups: TrainingGroups, missing: int, *, stoppable: bool) -> Batch | None:
         """A batch with at least one group; None when asked to stop first."""
         awaited_s = longest_wait_s(self._recipe, self._session.sequence_tokens_per_s)
         while True:
+            source, most = groups.next_source()
+            most = min(missing, most * groups.samples_per_group)
             with self._clock.waiting():
                 pull = self._parts.rollouts.next(
-                    self._step,
+                    source.plan.step,
                     purpose=Purpose.TRAIN,
-                    min_samples=min(self._recipe.algorithm.min_micro_batch_samples, missing),
-                    max_samples=missing,
+                    min_samples=min(self._recipe.algorithm.min_micro_batch_samples, most),
+                    max_samples=most,
                     max_tokens=self._recipe.max_tokens_per_micro_batch,
                     deadline_s=max(awaited_s, self._session.max_manager_outage_s),
                 )
@@ -261,7 +265,7 @@ class RlStep:
             if batch.samples:
                 return self._stopped(batch)
             # All that was submitted is packed or dropped: replacements are on their way, or nothing will ever come.
-            if not await groups.change(SUPPLY_DEADLINE_S):
+            if not await source.change(SUPPLY_DEADLINE_S):
                 raise DeadlineExceeded(
                     f"{missing} samples of step {self._step} (dropped: {groups.reasons() or 'none'})",
                     "the manager, which has nothing more to give",
@@ -273,7 +277,7 @@ class RlStep:
         cut = (replace(one, response=up_to_stop(one.response, stop, tokenizer)) for one in batch.samples)
         return replace(batch, samples=tuple(cut))
 
-    async def _train(self, groups: StepGroups, batch: Batch) -> dict[str, float]:
+    async def _train(self, groups: TrainingGroups, batch: Batch) -> dict[str, float]:
         with self._clock.training():
             samples = await self._prepare(groups, batch)
             return await self._learn(samples)
@@ -288,7 +292,7 @@ class RlStep:
         )
         return await asyncio.wrap_future(learning)
 
-    async def _prepare(self, groups: StepGroups, batch: Batch) -> list[Sample]:
+    async def _prepare(self, groups: TrainingGroups, batch: Batch) -> list[Sample]:
         """The batch's samples with all that does not depend on the learner."""
         samples = self._receive(groups, batch)
         if not self._trained:
@@ -303,12 +307,12 @@ class RlStep:
         self._scored += batch.samples
         return samples
 
-    def _receive(self, groups: StepGroups, batch: Batch) -> list[Sample]:
+    def _receive(self, groups: TrainingGroups, batch: Batch) -> list[Sample]:
         """Checks that the batch is complete groups of this step, each for the first time. Raises ProtocolError."""
         indices: dict[int, set[int]] = {}
         for scored in batch.samples:
             indices.setdefault(scored.group, set()).add(scored.index)
-        expected = groups.plan.samples_per_group
+        expected = groups.samples_per_group
         if len(batch.samples) != len(indices) * expected or any(len(seen) != expected for seen in indices.values()):
             raise ProtocolError(f"batch {batch.number} of step {self._step} does not hold complete groups")
         tokenizer = self._parts.tokenizer
@@ -324,9 +328,10 @@ class RlStep:
         groups.use(list(indices))
         return samples
 
-    async def _finish(self, groups: StepGroups) -> None:
+    async def _finish(self, groups: TrainingGroups) -> None:
         state, clock = self._session.state, self._clock
         state.finish_step(self._parts.prompts.state(self._ahead.not_begun()), self._sums)
+        state.carried = self._ahead.carried_prompts
         state.results.count_dropped(groups.dropped)
         clock.end(state.results)
         longest = max(one.response_length for one in self._trained)

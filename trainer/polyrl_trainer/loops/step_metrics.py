@@ -17,7 +17,7 @@ import numpy as np
 from polyrl.sample import DiscardReason, Finish
 from polyrl.status import StepValue
 from polyrl_trainer.backend import StepResult
-from polyrl_trainer.generation.supply import GroupPlan, StepGroups
+from polyrl_trainer.generation.training_groups import TrainingGroups
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.state import Results
 
@@ -106,7 +106,7 @@ class StepClock:
 def step_metrics(
     samples: Sequence[Sample],
     reward_metrics: Sequence[Mapping[str, float]],
-    groups: StepGroups,
+    groups: TrainingGroups,
     learned: Mapping[str, float],
     clock: StepClock,
 ) -> dict[str, float]:
@@ -117,14 +117,15 @@ def step_metrics(
         **learning_metrics(samples, learned, clock.optimizer_steps),
         "rollout/samples": float(len(samples)),
         "rollout/dropped_groups": float(sum(groups.dropped.values())),
-        "rollout/replaced_groups": float(groups.replaced),
+        "rollout/replaced_groups": float(groups.own.replaced),
         "rollout/filtered_groups": float(groups.dropped[DiscardReason.FILTERED.value]),
         **solved_shares(samples, groups.filtered_rewards),
-        "rollout/untrained_share": 1.0 - len(groups.used) / groups.submitted,
-        **_staleness(samples, groups.plan),
+        "rollout/untrained_share": groups.untrained_share,
+        "rollout/carried_groups": float(len(groups.carried.used)) if groups.carried is not None else 0.0,
+        **_staleness(samples, groups),
         "perf/throughput": tokens / max(clock.step_s, NO_TIME_S),
         "perf/throughput_gen": tokens / max(clock.generate_s, NO_TIME_S),
-        "weights/version": float(groups.plan.max_version),
+        "weights/version": float(groups.version),
         **clock.values(),
     }
 
@@ -290,20 +291,20 @@ def _spreads(learned: Mapping[str, float]) -> dict[str, float]:
     return values
 
 
-def _versions_behind(sample: Sample, plan: GroupPlan) -> int:
+def _versions_behind(sample: Sample, groups: TrainingGroups) -> int:
     if not sample.versions:
         return 0
-    is_of_plan = sample.versions[0] >= plan.min_version
-    return (plan.max_version if is_of_plan else sample.versions[-1]) - sample.versions[0]
+    is_of_step = sample.versions[0] >= groups.oldest_version
+    return (groups.version if is_of_step else sample.versions[-1]) - sample.versions[0]
 
 
-def _staleness(samples: Sequence[Sample], plan: GroupPlan) -> dict[str, float]:
+def _staleness(samples: Sequence[Sample], groups: TrainingGroups) -> dict[str, float]:
     """Versions between the one that the step began with and a sample's oldest token: mean, largest, and the share of
     samples at each number of them where any is possible. Samples that are trained again have the numbers of an earlier
     trainer's versions, and are compared with their newest."""
-    begun = plan.max_version
-    behind = [_versions_behind(sample, plan) for sample in samples]
-    possible = range(begun - plan.min_version + 1) if begun > plan.min_version else ()
+    begun, oldest = groups.version, groups.oldest_version
+    behind = [_versions_behind(sample, groups) for sample in samples]
+    possible = range(begun - oldest + 1) if begun > oldest else ()
     return {
         "rollout/staleness": float(np.mean(behind)),
         "rollout/staleness_max": float(max(behind)),

@@ -97,10 +97,12 @@ def opens_in(state: LedgerState, engine: LeasedEngine, now: float) -> float:
 
 
 def _groups_to_come(state: LedgerState) -> int:
-    """Of the step that trains, which is the earliest one: what is generated ahead of it is learned another time."""
-    steps = (step for step in state.steps.values() if step.purpose is Purpose.TRAIN and (step.ready or step.open))
-    earliest = min(steps, key=lambda step: step.step, default=None)
-    return len(earliest.ready) + earliest.open if earliest else 0
+    """Of the step that trains: of what was delivered the newest, else the earliest one, with what an earlier one left
+    over. What is generated ahead of it is learned another time."""
+    steps = [step for step in state.steps.values() if step.purpose is Purpose.TRAIN]
+    delivered = max((step.step for step in steps if step.packed), default=-1)
+    earliest = min((step.step for step in steps if step.ready or step.open), default=-1)
+    return sum(len(step.ready) + step.open for step in steps if step.step <= max(delivered, earliest))
 
 
 def loss_seconds(state: LedgerState) -> float:
@@ -141,7 +143,8 @@ def _left(state: LedgerState, wanted: BatchRequest) -> _Left:
     turns, expected, to_learn = [], 0, 0
     stride = len(state.groups) // GROUPS_READ + 1
     for number, entry in itertools.islice(state.groups.items(), 0, None, stride):
-        if (entry.group.step, entry.group.purpose) != (wanted.step, wanted.purpose) or entry.batch >= 0:
+        of_step = entry.group.purpose is wanted.purpose and entry.group.step <= wanted.step
+        if not of_step or entry.batch >= 0:  # what an earlier step left over is trained with it
             continue
         to_learn += entry.tokens if entry.ready else group_tokens(state, number)
         for length, budget, tokens in _turns(state, entry):

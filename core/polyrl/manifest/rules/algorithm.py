@@ -28,6 +28,14 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         " || self.recipe.algorithm.promptsPerStep % self.recipe.algorithm.miniBatchPrompts == 0",
     ),
     Rule(
+        "surplus-trains-next",
+        "recipe.algorithm.overSamplingFactor",
+        message="with maxStaleness above 0 what a step leaves over trains in the next one, which has no room for more"
+        " than promptsPerStep groups of it: take 2 at most",
+        holds=lambda s: s.recipe.algorithm.max_staleness == 0 or s.recipe.algorithm.over_sampling_factor <= 2,
+        cel="self.recipe.algorithm.maxStaleness == 0 || self.recipe.algorithm.overSamplingFactor <= 2.0",
+    ),
+    Rule(
         "overlong-buffer-fits",
         "recipe.algorithm.overlongBuffer",
         message="{recipe.algorithm.overlongBuffer} tokens before the limit are more than sampling.maxNewTokens"

@@ -106,6 +106,8 @@ class Watcher:
         self._trained_before: set[str] = set()
         """In batches of managers whose journal was lost."""
         self._batches: dict[int, Batch] = {}
+        self._trained_in: dict[int, int] = {}
+        """Steps of their optimizer steps: what was carried trains in a later one than it was asked for."""
         self._rolled_back: set[int] = set()
         """Of them, those that no trainer's state contains any more."""
         self._forgotten: set[int] = set()
@@ -222,8 +224,8 @@ class Watcher:
         """The trainer got a TurnDone."""
         self._check_response(turn.response, self._groups[turn.group], now)
 
-    def trained(self, batch: Batch, now: float) -> None:
-        """The trainer takes a batch, for the first time."""
+    def trained(self, batch: Batch, step: int, now: float) -> None:
+        """The trainer takes a batch, for the first time, and trains it in `step`."""
         if batch.number in self._batches:
             raise Violation(now, "I2", f"batch number {batch.number} names two batches")
         self._batches[batch.number] = batch
@@ -245,13 +247,19 @@ class Watcher:
             rewards = [scored.reward for scored in members]
             if group.purpose is Purpose.TRAIN and not passes(self._schedule.group_filter, rewards):
                 raise Violation(now, "I2", f"group {number} is trained, and does not pass the filter")
+        self._check_size(batch, request, len(by_group), now)
+        if not step - self._schedule.carries <= request.step <= step:
+            raise Violation(now, "I2", f"batch {batch.number} of step {request.step} is trained in step {step}")
+        self._trained_in[batch.number] = step
+        self._samples_trained[(step, request.purpose)] += len(batch.samples)
+
+    def _check_size(self, batch: Batch, request: BatchRequest, groups: int, now: float) -> None:
         tokens = sum(len(self._groups[scored.group].prompt_ids + scored.response.ids) // 4 for scored in batch.samples)
-        if len(by_group) > 1 and tokens > request.max_tokens:
-            raise Violation(now, "I3", f"{len(by_group)} groups have {tokens} tokens, over {request.max_tokens}")
+        if groups > 1 and tokens > request.max_tokens:
+            raise Violation(now, "I3", f"{groups} groups have {tokens} tokens, over {request.max_tokens}")
         if len(batch.samples) > request.max_samples:
             text = f"{len(batch.samples)} samples where {request.max_samples} were missing to a mini-batch"
             raise Violation(now, "I3", text)
-        self._samples_trained[(request.step, request.purpose)] += len(batch.samples)
 
     def rolled_back(self, covered: set[int], forgotten: set[int]) -> None:
         """Another trainer goes on from a checkpoint that contains these batches: what came after was never trained, and
@@ -260,7 +268,7 @@ class Watcher:
         for number in self._batches.keys() - covered - self._rolled_back:
             batch = self._batches[number]
             request = self._requests[batch.request]
-            self._samples_trained[(request.step, request.purpose)] -= len(batch.samples)
+            self._samples_trained[(self._trained_in[number], request.purpose)] -= len(batch.samples)
             self._trained -= {scored.response.sample for scored in batch.samples}
             self._rolled_back.add(number)
 

@@ -47,6 +47,7 @@ LONG_PROMPT_SHARE: Final = 0.1
 OLD_CHECKPOINT_SHARE: Final = 0.15
 LOST_JOURNAL_SHARE: Final = 0.1
 AHEAD_SHARE: Final = 0.2
+CARRIED_SHARE: Final = 0.7
 """Shares of the schedules with these; drawn apart as well."""
 
 OTHER_FAULTS: Final = (
@@ -124,6 +125,8 @@ class Schedule(msgspec.Struct, frozen=True):
     longest_prompt: int = 6
     ahead: int = 0
     """Steps whose groups the trainer submits before the step before them has ended."""
+    carries: bool = False
+    """Whether what an over-sampled step leaves over trains in the next one."""
     covers: bool = False
     """Whether a trainer that is followed by another one may have written no checkpoint for a step."""
 
@@ -155,7 +158,7 @@ def draw_schedule(seed: int) -> Schedule:
         max_tokens=rng.choice((40, 200, 10_000)),
     )
     worse = _with_old_checkpoints(_with_rejecters(_with_long_prompts(_with_usual(schedule))))
-    return _with_ahead(_with_lost_journals(worse))
+    return _with_carried(_with_ahead(_with_lost_journals(worse)))
 
 
 def _with_usual(schedule: Schedule) -> Schedule:
@@ -212,6 +215,14 @@ def _with_ahead(schedule: Schedule) -> Schedule:
     """The same with several steps open at once."""
     rng = Random(f"ahead/{schedule.seed}")
     return msgspec.structs.replace(schedule, ahead=rng.choice((1, 1, 3)) if rng.random() < AHEAD_SHARE else 0)
+
+
+def _with_carried(schedule: Schedule) -> Schedule:
+    """The same with surplus that goes on, where it may be a version older."""
+    may = schedule.staleness > 0 and schedule.over_sampling > 0
+    return msgspec.structs.replace(
+        schedule, carries=may and Random(f"carried/{schedule.seed}").random() < CARRIED_SHARE
+    )
 
 
 def _with_short_contexts(schedule: Schedule) -> Schedule:

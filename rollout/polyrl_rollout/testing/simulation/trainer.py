@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -89,6 +90,8 @@ class SimulatedTrainer:
         self._unacknowledged = 0
         self._ahead: Counter[tuple[int, Purpose]] = Counter()
         """Groups of a step that were submitted before it began, and have not been dropped."""
+        self._carried = -1
+        """Step whose surplus the next one trains, or the one that trains now; -1: none."""
         self._trained: set[int] = set()
         """Batches that this trainer's state contains."""
         self._checkpoint = self._saved()
@@ -144,6 +147,9 @@ class SimulatedTrainer:
         self._open.clear()
         self._ahead.clear()
         self.world.watcher.rolled_back(set(trained), forgotten)
+        if self._carried >= 0:
+            self._ask(partial(EndStep, step=self._carried, purpose=Purpose.TRAIN))
+            self._carried = -1
         self._next_step()
 
     def wake_predecessor(self) -> None:
@@ -288,12 +294,20 @@ class SimulatedTrainer:
         if self.rng.random() < 0.1:
             self.world.after(self.rng.uniform(0.1, 2.0), self._unless_replaced(lambda: self._publish(step + 1)))
         wanted = groups + self.schedule.over_sampling
-        self._submit(max(0, wanted - self._ahead.pop((step, self._purpose), 0)), step, self._purpose)
+        there = self._ahead.pop((step, self._purpose), 0) + self._carried_groups()
+        self._submit(max(0, wanted - there), step, self._purpose)
+        later_ones = groups if self.schedule.carries else wanted
         for later in self._plan[: self.schedule.ahead]:
             if later not in self._ahead:
-                self._ahead[later] = wanted
-                self._submit(wanted, *later)
+                self._ahead[later] = later_ones
+                self._submit(later_ones, *later)
         self._ask_batch()
+
+    def _carried_groups(self) -> int:
+        """Of the step before, which this one trains."""
+        if self._purpose is not Purpose.TRAIN or self._carried < 0:
+            return 0
+        return sum(of == (self._carried, Purpose.TRAIN) for of in self._open.values())
 
     def _publish(self, version: int) -> None:
         """A learner ahead of its rollouts publishes before the step has ended: what runs may become too old."""
@@ -314,7 +328,7 @@ class SimulatedTrainer:
         groups = []
         for number in range(self._next_group, self._next_group + count):
             sampling = SamplingParams(self.schedule.max_new_tokens, stop_token_ids=(STOP_TOKEN,))
-            high = max(step, self.world.watcher.published)
+            high = max(step + self.schedule.carries, self.world.watcher.published)
             low = max(0, high - self.schedule.staleness)
             priority, prompt = self.rng.choice((0, 0, 1)), self.world.model.prompt(number)
             n = self.schedule.n
@@ -358,6 +372,7 @@ class SimulatedTrainer:
             self._dropped.add(dropped.group)
             self._ahead[of] -= 1
         ours = of == (self._step, self._purpose)
+        ours = ours or (self._purpose is Purpose.TRAIN and of == (self._carried, Purpose.TRAIN))
         if dropped.group in self._dropped or not ours or not self._missing:
             return
         self._dropped.add(dropped.group)
@@ -366,9 +381,9 @@ class SimulatedTrainer:
             self._submit(1, self._step, self._purpose)
 
     def _ask_batch(self) -> None:
-        most = self._to_boundary
+        step, most = self._next_source()
         least = min(most, self.rng.choice((1, self.schedule.n, 2 * self.schedule.n)))
-        step, purpose, tokens = self._step, self._purpose, self.schedule.max_tokens
+        purpose, tokens = self._purpose, self.schedule.max_tokens
         self._ask(
             lambda r: BatchRequest(
                 r,
@@ -381,6 +396,14 @@ class SimulatedTrainer:
             ),
             self._take,
         )
+
+    def _next_source(self) -> tuple[int, int]:
+        """Step and most samples: what is carried has its places, and what else there is takes the others."""
+        carried = self._carried_groups() * self.schedule.n
+        others = self._missing - carried
+        if carried and (others <= 0 or self.rng.random() < 0.5):
+            return self._carried, min(self._to_boundary, carried)
+        return self._step, min(self._to_boundary, others)
 
     def _take(self, answer: Batch | Late) -> None:
         if isinstance(answer, Batch):
@@ -396,14 +419,30 @@ class SimulatedTrainer:
         if self._missing:
             self._ask_batch()
         else:
-            step, purpose = self._step, self._purpose
-            self._open = {number: of for number, of in self._open.items() if of != (step, purpose)}
             if not self._gave_up:
-                self.world.watcher.step_ended(step, purpose, self._optimized, self.world.now)
-            self._ask(lambda r: EndStep(r, step, purpose=purpose), lambda _: self._next_step())
+                self.world.watcher.step_ended(self._step, self._purpose, self._optimized, self.world.now)
+            self._end_steps()
+
+    def _end_steps(self) -> None:
+        """The step that was trained, unless what is left of it is carried; and the one of which all was."""
+        trained, over = (self._step, self._purpose), list[tuple[int, Purpose]]()
+        if self._purpose is Purpose.TRAIN:
+            over += [(self._carried, Purpose.TRAIN)] * (self._carried >= 0)
+            trains_on = any(purpose is Purpose.TRAIN for _, purpose in self._plan)
+            self._carried = self._step if self.schedule.carries and trains_on and not self._gave_up else -1
+        if trained != (self._carried, Purpose.TRAIN):
+            over.append(trained)
+        self._open = {number: of for number, of in self._open.items() if of not in over}
+        for step, purpose in over[:-1]:
+            self._ask(partial(EndStep, step=step, purpose=purpose))
+        if over:
+            step, purpose = over[-1]
+            self._ask(partial(EndStep, step=step, purpose=purpose), lambda _: self._next_step())
+        else:
+            self._next_step()
 
     def _train(self, batch: Batch) -> None:
-        self.world.watcher.trained(batch, self.world.now)
+        self.world.watcher.trained(batch, self._step, self.world.now)
         self._next_batch = max(self._next_batch, batch.number + 1)
         for scored in batch.samples:
             self._open.pop(scored.group, None)
