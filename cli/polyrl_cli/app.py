@@ -72,6 +72,7 @@ def options(
 COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "init": job.init,
     "validate": job.validate,
+    "plan": job.gpu_plan,
     "reward": job.reward,
     "run": job.run,
     "resume": job.resume,

@@ -11,7 +11,8 @@ is `parent_death_signal`, which every process calls first thing.
     cluster     one job on Kubernetes, reconciled         keys     key files of one run
     history     what a run leaves to be read             model_card  what lies beside a trained model
     local       the workers of one machine, planned       worker   how a worker's process is started, and how it ends
+    memory      what a job takes of a GPU
 
-import-linter holds who may import whom: cluster, ledger and local above, then wire, worker, control and model_card,
-then history, then the rest. Everybody may import core; core imports nobody.
+import-linter holds who may import whom: cluster, ledger and local above, then memory, then wire, worker, control and
+model_card, then history, then the rest. Everybody may import core; core imports nobody.
 """

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from polyrl.local.gpu_memory import Fit, ModelSizes, fit, kept_bytes, kv_bytes, rest_bytes
-from polyrl.local.memory import GIB
+from polyrl.local.gpu_memory import Fit, fit
+from polyrl.manifest.recipe import RecipeSpec
+from polyrl.memory.engine import kv_bytes
+from polyrl.memory.gpus import gpu_bytes
+from polyrl.memory.known_models import known_config
+from polyrl.memory.learner import kept_bytes, learner_memory
+from polyrl.memory.sizes import GIB, ModelSizes
 
-MODELS: Final = {
-    "0.5B": ModelSizes(parameters=494_032_768, layers=24, hidden=896, inner=4864, keys=128),
-    "1.5B": ModelSizes(parameters=1_543_714_304, layers=28, hidden=1536, inner=8960, keys=256),
-    "3B": ModelSizes(parameters=3_085_938_688, layers=36, hidden=2048, inner=11008, keys=256),
-    "7B": ModelSizes(parameters=7_615_616_512, layers=28, hidden=3584, inner=18944, keys=512),
-}
-"""Of Qwen2.5, as its config.json files give them."""
+MODELS: Final = ("0.5B", "1.5B", "3B", "7B")
+"""Of Qwen2.5."""
 
-GPUS: Final = {"24 GB": 23_034 << 20, "48 GB": 46_068 << 20, "80 GB": 81_559 << 20}
-"""The least that nvidia-smi reports of such cards: L4, L40S, H100."""
+GPUS: Final = {"24 GB": "L4", "48 GB": "L40S", "80 GB": "H100"}
+"""Of such cards the ones with the least memory."""
 
 DTYPE: Final = "bfloat16"
+RECIPE: Final = RecipeSpec.model_validate({"model": {"path": "model"}})
 
 
 def table() -> str:
@@ -26,10 +27,13 @@ def table() -> str:
     heads = [f"{gpu}: alone / shared" for gpu in GPUS]
     heads = ["model", "learner at rest", "1,000 tokens of a pass", "engine: weights, 1,000 tokens in flight", *heads]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for name, sizes in MODELS.items():
+    for name in MODELS:
+        sizes = ModelSizes.of(known_config(f"Qwen/Qwen2.5-{name}"))
+        assert sizes is not None
         engine = f"{_gib(2 * sizes.parameters)}, {_gib(1000 * kv_bytes(sizes, DTYPE), 2)}"
-        cells = [_gib(rest_bytes(sizes.parameters)), _gib(1000 * kept_bytes(sizes, DTYPE)), engine]
-        cells += [_words(fit(sizes, memory, DTYPE)) for memory in GPUS.values()]
+        held = learner_memory(sizes, RECIPE, tokens=0).held
+        cells = [_gib(held), _gib(1000 * kept_bytes(sizes, DTYPE)), engine]
+        cells += [_words(fit(sizes, gpu_bytes(gpu), RECIPE)) for gpu in GPUS.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

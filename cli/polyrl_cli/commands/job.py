@@ -49,6 +49,25 @@ def validate(
     print_lines(validation_report(file, sets or [], check=check))
 
 
+def gpu_plan(
+    file: ManifestFile,
+    sets: Overrides = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU that is planned on: H100-80GB, or bytes as 80Gi; default: this machine's.")
+    ] = None,
+    rollout_gpu: Annotated[str | None, typer.Option(help="The rollouts' GPU, where it is another.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs in all; default: as many as the job asks for.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, sizes in bytes.")] = False,
+) -> None:
+    """Plan a job's GPU memory: what each GPU holds, whether it fits, and what to change; nothing is loaded or run."""
+    from polyrl_cli.local.plan import plan_lines
+
+    lines, fits = plan_lines(file, sets or [], gpu, rollout_gpu=rollout_gpu, gpus=gpus, as_json=as_json)
+    print_lines(lines)
+    if not fits:
+        raise typer.Exit(RUN_FAILED)
+
+
 def reward(
     file: ManifestFile,
     row: Annotated[int, typer.Option(min=1, help="Row of the first file of prompts, from 1.")] = 1,

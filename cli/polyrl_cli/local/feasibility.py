@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal, assign_gpus
-from polyrl.local.gpu_memory import ModelSizes, gpu_fault, gpu_notes
+from polyrl.local.gpu_memory import gpu_fault, gpu_notes
 from polyrl.local.memory import Machine, engines_fault, memory_fault
 from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.rules.resumption import changed_fields
+from polyrl.memory.sizes import ModelSizes
 from polyrl_cli.local.gpus import gpus_here
 from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
 from polyrl_cli.manifests.checks import missing_sinks, unset_variables

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from polyrl.local.gpu_memory import ModelSizes, estimate_line
-from polyrl.local.memory import parameters_of
+from polyrl.errors import UserError
+from polyrl.local.gpu_memory import estimate_line
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import ModelSpec
+from polyrl.memory.known_models import KNOWN_MODELS, known_config
+from polyrl.memory.sizes import ModelSizes, parameters_of
 from polyrl_trainer.data.hub import cached_folder
 
 SAVED_BYTES: Final = {"float32": 4, "torch.float32": 4}
@@ -35,6 +37,22 @@ def config_fields(model: ModelSpec, base: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def planned_sizes(model: ModelSpec, base: Path) -> tuple[ModelSizes, str]:
+    """What memory depends on, and where it was found: in the manifest, in the model's folder, or among usual models.
+    Raises UserError for a model that is in none of them."""
+    sizes = ModelSizes.of(config_fields(model, base), num_parameters(model, base))
+    if sizes is not None:
+        return sizes, "recipe.model.config" if model.path is None else "its config.json"
+    sizes = ModelSizes.of(known_config(model.path or ""))
+    if sizes is not None:
+        return sizes, "the sizes of usual models"
+    raise UserError(
+        f"spec.recipe.model: the sizes of {model.path or 'recipe.model.config'} are not known; give a folder whose"
+        " config.json names them (hidden_size, num_hidden_layers, intermediate_size, num_attention_heads), or one of"
+        f" {', '.join(KNOWN_MODELS)}"
+    )
 
 
 def size_notes(spec: JobSpec, base: Path) -> list[str]:

@@ -54,12 +54,8 @@ def assign_gpus(spec: JobSpec, gpus: Sequence[Gpu], *, engines_on_cpu: bool = Fa
     """GPUs for all workers of a run; `engines_on_cpu`: SGLang runs on the CPU as well."""
     if not gpus:
         return GpuAssignment()
-    trains = samples_to_train(spec)
-    each = 0 if engines_on_cpu or not wants_engines(spec) else gpus_per_engine(spec.rollout.engine)
-    reserved = each > 0 and (spec.trainer.reserved_engine or not trains)
-    rollouts = num_rollouts(spec) if trains and each else 0
-    first = 1 + (each if reserved and each > 1 else 0)
-    needed = first + rollouts * each
+    wanted = wanted_gpus(spec, engines_on_cpu=engines_on_cpu)
+    each, reserved, rollouts, first, needed = wanted.each, wanted.reserves, wanted.rollouts, wanted.first, wanted.total
     if each > 1 and (reserved or rollouts) and any(gpu.is_instance for gpu in gpus[1:]):
         return GpuRefusal("rollout.engine.args", ONE_INSTANCE.format(each=each))
     if needed > len(gpus):
@@ -70,6 +66,36 @@ def assign_gpus(spec: JobSpec, gpus: Sequence[Gpu], *, engines_on_cpu: bool = Fa
         rollouts=tuple(tuple(gpus[at : at + each]) for at in range(first, needed, each or 1)),
         unused=tuple(gpus[needed:]),
     )
+
+
+@dataclass(frozen=True)
+class WantedGpus:
+    """GPUs that a run asks for."""
+
+    each: int
+    """Of one engine; 0 where engines have none."""
+    reserves: bool
+    """There is a reserved engine with a GPU."""
+    rollouts: int
+    """Engines with GPUs of their own."""
+
+    @property
+    def first(self) -> int:
+        """The learner's and the reserved engine's."""
+        return 1 + (self.each if self.reserves and self.each > 1 else 0)
+
+    @property
+    def total(self) -> int:
+        """Of all workers."""
+        return self.first + self.rollouts * self.each
+
+
+def wanted_gpus(spec: JobSpec, *, engines_on_cpu: bool = False) -> WantedGpus:
+    """What `assign_gpus` assigns."""
+    trains = samples_to_train(spec)
+    each = 0 if engines_on_cpu or not wants_engines(spec) else gpus_per_engine(spec.rollout.engine)
+    reserves = each > 0 and (spec.trainer.reserved_engine or not trains)
+    return WantedGpus(each=each, reserves=reserves, rollouts=num_rollouts(spec) if trains and each else 0)
 
 
 def with_gpus(wanted: Workers, assignment: GpuAssignment) -> Workers:

@@ -1,82 +1,29 @@
-"""How much of a GPU's memory a job takes: bounds that refuse what surely fails, an estimate for a person to plan by.
+"""What a GPU of this machine holds of a job: bounds that refuse what surely fails, an estimate for a person to plan by.
 
-    learner   float32 weights, gradients and AdamW's two moments; with a KL penalty the reference's weights; with
-              adapters (LoRA) these for the adapters alone, and the frozen weights in `model.dtype`
-              a pass: bfloat16 casts of the weights, activations of its tokens, one chunk of logits
-    engine    the weights it serves, keys and values of the tokens in flight
-
-The estimate is computed, never measured on a GPU. Its activations are those that a Qwen2-like layer keeps for its
-backward pass without recomputation, as counted on a CPU (tests/integration/trainer/test_activation_bytes.py).
+The sums are `polyrl.memory`'s. The estimate is computed, never measured on a GPU.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal
-from polyrl.local.memory import (
-    FLOAT32_BYTES,
-    GIB,
-    LEARNER_BYTES,
-    SERVED_BYTES,
-    learner_bytes,
-    parameters_of,
-    trains_critic,
-)
-from polyrl.manifest.engine_args import argument, copies_per_engine
+from polyrl.manifest.engine_args import MEMORY_FRACTION, argument, copies_per_engine, memory_fraction
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import RecipeSpec
+from polyrl.memory.engine import ENGINE_WORK_BYTES, kv_bytes
+from polyrl.memory.learner import CUDA_BYTES, FLOAT32_BYTES, kept_bytes, learner_bytes, learner_memory
+from polyrl.memory.sizes import GIB, SERVED_BYTES, ModelSizes
 
-MEMORY_FRACTION: Final = "--mem-fraction-static"
-"""SGLang's argument: the share that it takes, for weights, keys and values, of what is free when it starts."""
-
-CAST_BYTES: Final = 2
-"""Of a parameter during a pass in bfloat16."""
-LOGITS_BYTES: Final = 1 << 30
-"""Four float32 copies of a chunk of logits, which is 256 MiB at most (see the trainer's `EngineConfig`)."""
-ENTROPY_BYTES: Final = 1 << 29
-"""Two more of them, the probabilities and a gradient, where the entropy has one."""
-CUDA_BYTES: Final = 1 << 30
-"""Of a process that uses CUDA, whatever it does: its context and its libraries' workspaces; a guess."""
-ENGINE_WORK_BYTES: Final = 3 << 29
-"""What SGLang takes beside its share, for graphs and activations of small models; a guess."""
 SHARED_KV_TOKENS: Final = 32_768
 """Room for keys and values that a shared GPU should leave: 32 samples of 1,024 tokens."""
 FRACTION_STEP: Final = 20
 """Fractions are advised in twentieths."""
-
-KEPT_BYTES: Final = {"bfloat16": (30, 8, 4), "float32": (32, 16, 8)}
-"""Kept per token and layer for the backward pass: per width of the residual stream, of the MLP, and of the keys."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSizes:
-    """What memory depends on."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    inner: int
-    keys: int
-    """Width of a token's keys in a layer; values are as wide."""
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any], parameters: int = 0) -> ModelSizes | None:
-        """From the fields of a transformers config; None where they do not give the sizes."""
-        names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
-        sizes = [size for name in names if isinstance(size := config.get(name), int) and size > 0]
-        if len(sizes) < len(names):
-            return None
-        layers, hidden, inner, heads = sizes
-        given = [config.get(name) for name in ("num_key_value_heads", "head_dim")]
-        groups, width = (size if isinstance(size, int) and size > 0 else 0 for size in given)
-        keys = (groups or heads) * (width or hidden // heads)
-        parameters = parameters or parameters_of(config)
-        return cls(parameters=parameters, layers=layers, hidden=hidden, inner=inner, keys=keys)
+LONG_PASS: Final = 1 << 20
+"""Tokens whose logits are computed in chunks, whatever the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,48 +38,16 @@ class Fit:
     """Of the reserved engine there."""
 
 
-def rest_bytes(parameters: int, recipe: RecipeSpec | None = None) -> int:
-    """What the learner holds from its first step on, between passes too; adapters not counted."""
-    return parameters * (LEARNER_BYTES if recipe is None else learner_bytes(recipe))
-
-
-def adapter_bytes(sizes: ModelSizes, recipe: RecipeSpec | None) -> int:
-    """What the learner holds of adapters on all linear layers of a decoder."""
-    if recipe is None or recipe.model.lora is None:
-        return 0
-    hidden, inner, keys = sizes.hidden, sizes.inner, sizes.keys
-    widths = 2 * 2 * hidden + 2 * (hidden + keys) + 3 * (hidden + inner)
-    return LEARNER_BYTES * recipe.model.lora.rank * sizes.layers * widths * (2 if trains_critic(recipe) else 1)
-
-
-def kept_bytes(sizes: ModelSizes, dtype: str) -> int:
-    """Activations that the learner keeps for each token of a pass."""
-    hidden, inner, keys = KEPT_BYTES[dtype]
-    return sizes.layers * (hidden * sizes.hidden + inner * sizes.inner + keys * sizes.keys)
-
-
-def pass_bytes(sizes: ModelSizes, dtype: str, tokens: int, recipe: RecipeSpec | None = None) -> int:
-    """What a pass takes beside what the learner holds anyway; frozen weights are held as a pass needs them."""
-    frozen = recipe is not None and recipe.model.lora is not None
-    casts = CAST_BYTES * sizes.parameters if dtype == "bfloat16" and not frozen else 0
-    entropy = ENTROPY_BYTES if recipe is not None and recipe.algorithm.entropy_coefficient > 0 else 0
-    return casts + LOGITS_BYTES + entropy + tokens * kept_bytes(sizes, dtype)
-
-
-def kv_bytes(sizes: ModelSizes, dtype: str) -> int:
-    """Keys and values of one token in an engine."""
-    return 2 * sizes.layers * sizes.keys * SERVED_BYTES[dtype]
-
-
-def fit(sizes: ModelSizes, gpu_bytes: int, dtype: str = "bfloat16", recipe: RecipeSpec | None = None) -> Fit:
-    """Estimated; without a recipe, all parameters learn, and there is no reference."""
-    fixed = pass_bytes(sizes, dtype, 0, recipe) + adapter_bytes(sizes, recipe) + CUDA_BYTES
-    left = gpu_bytes - rest_bytes(sizes.parameters, recipe) - fixed
-    free = gpu_bytes - FLOAT32_BYTES * sizes.parameters - 2 * CUDA_BYTES
+def fit(sizes: ModelSizes, gpu_bytes: int, recipe: RecipeSpec, ranks: int = 1) -> Fit:
+    """Estimated, for each of so many GPUs that learn together."""
+    long = learner_memory(sizes, recipe, tokens=LONG_PASS, ranks=ranks)
+    left = gpu_bytes - (long.total - long.activations)
+    free = gpu_bytes - long.weights - 2 * CUDA_BYTES
+    dtype = recipe.model.dtype
     serves = SERVED_BYTES[dtype] * sizes.parameters + SHARED_KV_TOKENS * kv_bytes(sizes, dtype)
     fraction = math.ceil(FRACTION_STEP * serves / free) / FRACTION_STEP if free > serves else 1.0
     beside = left - CUDA_BYTES - ENGINE_WORK_BYTES - int(fraction * free)
-    per_token = kept_bytes(sizes, dtype)
+    per_token = kept_bytes(sizes, dtype, ranks)
     return Fit(alone=max(0, left // per_token), shared=max(0, beside // per_token), fraction=fraction)
 
 
@@ -150,7 +65,7 @@ def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment) -> GpuR
     room = _memory(assignment.trainer)
     if room is None:
         return None
-    rest = rest_bytes(parameters, spec.recipe)
+    rest = parameters * learner_bytes(spec.recipe)
     if rest > room:
         sentence = f"the learner's weights, gradients and optimizer state are {_gib(rest)}, and it learns on one GPU"
         return GpuRefusal("recipe.model", f"{sentence}; {_names(assignment.trainer)} has {_gib(room)}")
@@ -163,7 +78,7 @@ def gpu_notes(spec: JobSpec, sizes: ModelSizes | None, assignment: GpuAssignment
     if sizes is None or room is None:
         return []
     tokens = spec.recipe.max_tokens_per_micro_batch
-    found = fit(sizes, room, spec.recipe.model.dtype, spec.recipe)
+    found = fit(sizes, room, spec.recipe)
     at_most = found.shared if assignment.shared else found.alone
     notes = []
     if tokens > at_most:
@@ -171,7 +86,7 @@ def gpu_notes(spec: JobSpec, sizes: ModelSizes | None, assignment: GpuAssignment
             f"recipe.maxTokensPerMicroBatch: passes of {tokens:,} tokens may not fit into GPU"
             f" {_names(assignment.trainer)}; about {at_most:,} do (computed, not measured)"
         )
-    if assignment.shared and argument(spec.rollout.engine.args, [MEMORY_FRACTION]) is None:
+    if assignment.shared and memory_fraction(spec.rollout.engine) is None:
         notes.append(
             f"rollout.engine.args: without {MEMORY_FRACTION} SGLang takes most of the GPU that it shares with the"
             f" learner; {found.fraction:g} would do (computed, not measured)"
@@ -183,14 +98,14 @@ def estimate_line(spec: JobSpec, sizes: ModelSizes | None) -> str:
     """What a GPU would have to hold, for a person; empty for a model that fits anywhere, or of unknown sizes."""
     if sizes is None:
         return ""
-    rest = rest_bytes(sizes.parameters, spec.recipe) + adapter_bytes(sizes, spec.recipe)
-    if rest < GIB:
-        return ""
     dtype, tokens = spec.recipe.model.dtype, spec.recipe.max_tokens_per_micro_batch
-    more, served = pass_bytes(sizes, dtype, tokens, spec.recipe), SERVED_BYTES[dtype] * sizes.parameters
+    learner = learner_memory(sizes, spec.recipe, tokens=tokens)
+    if learner.held < GIB:
+        return ""
+    served = SERVED_BYTES[dtype] * sizes.parameters
     return (
-        f"on a GPU the learner takes about {_gib(rest)} at rest and {_gib(more)} more in a pass of {tokens:,} tokens"
-        f" (recipe.maxTokensPerMicroBatch); an engine {_gib(served)} of weights and"
+        f"on a GPU the learner takes about {_gib(learner.held)} at rest and {_gib(learner.in_a_pass)} more in a pass of"
+        f" {tokens:,} tokens (recipe.maxTokensPerMicroBatch); an engine {_gib(served)} of weights and"
         f" {kv_bytes(sizes, dtype) / 1024:.0f} KiB per token in flight (computed, not measured)"
     )
 
@@ -206,11 +121,7 @@ def _shared_fault(spec: JobSpec, parameters: int, rest: int, *, room: int) -> Gp
         return GpuRefusal(
             "trainer.reservedEngine", f"{sentence} has, {_gib(room)}; with false, rollouts on other GPUs generate alone"
         )
-    given = argument(spec.rollout.engine.args, [MEMORY_FRACTION])
-    try:
-        fraction = None if given is None else float(given)
-    except ValueError:
-        return None  # SGLang says so itself
+    given, fraction = argument(spec.rollout.engine.args, [MEMORY_FRACTION]), memory_fraction(spec.rollout.engine)
     most, least = math.floor(100 * (1 - later / free)) / 100, math.ceil(100 * served / free) / 100
     if fraction is None or least <= fraction <= most:
         return None

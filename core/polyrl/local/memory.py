@@ -10,22 +10,17 @@ processes   what torch and transformers take before any weight is there
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl.manifest.rollout import EngineType
+from polyrl.memory.learner import FLOAT32_BYTES, learner_bytes
+from polyrl.memory.sizes import GIB, SERVED_BYTES
 from polyrl.worker import num_rollouts, samples_to_train, wants_engines
 
-LEARNER_BYTES: Final = 16
-"""Of a parameter in training: weight, gradient and AdamW's two moments, 4 bytes each."""
-FLOAT32_BYTES: Final = 4
 PROCESS_BYTES: Final = 300 << 20
 """Private memory of a process that has imported torch and transformers: 330 MB, measured."""
-SERVED_BYTES: Final = {"float32": 4, "bfloat16": 2}
-GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,28 +30,6 @@ class Machine:
     memory_bytes: int
     has_gpu: bool
     """The learner has one."""
-
-
-def parameters_of(config: Mapping[str, Any]) -> int:
-    """Parameters that a decoder of these sizes has at least: embeddings, and per layer two square matrices of attention
-    and two of the MLP; 0 where sizes are not given."""
-    sizes = [config.get(name) for name in ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")]
-    hidden, layers, inner, vocabulary = (size if isinstance(size, int) and size > 0 else 0 for size in sizes)
-    return hidden * (vocabulary + layers * (2 * hidden + 2 * inner))
-
-
-def trains_critic(recipe: RecipeSpec) -> bool:
-    """Whether the learner holds the model twice, to learn a value function."""
-    algorithm = recipe.algorithm
-    return recipe.mode in (Mode.RL, Mode.SFT_RL) and algorithm.uses_critic and not algorithm.shares_trunk
-
-
-def learner_bytes(recipe: RecipeSpec) -> int:
-    """What the learner holds of a parameter between passes, on its device; adapters, which are few, not counted."""
-    if recipe.model.lora is not None:
-        return SERVED_BYTES[recipe.model.dtype] * (2 if trains_critic(recipe) else 1)
-    critic = LEARNER_BYTES if trains_critic(recipe) else 0
-    return LEARNER_BYTES + critic + (FLOAT32_BYTES if recipe.algorithm.kl_coefficient > 0 else 0)
 
 
 def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> tuple[str, str] | None:

@@ -10,6 +10,8 @@ from polyrl.manifest.rollout import EngineSpec, EngineType
 TENSOR_PARALLEL: Final = ("--tp-size", "--tensor-parallel-size", "--tp")
 PIPELINE_PARALLEL: Final = ("--pp-size", "--pipeline-parallel-size", "--pp")
 DATA_PARALLEL: Final = ("--dp-size", "--data-parallel-size", "--dp")
+MEMORY_FRACTION: Final = "--mem-fraction-static"
+"""The share that SGLang takes, for weights, keys and values, of what is free when it starts."""
 DATA_PARALLEL_ATTENTION: Final = "--enable-dp-attention"
 """Data parallel within the tensor-parallel group, which adds no GPUs."""
 
@@ -30,7 +32,26 @@ def gpus_per_engine(engine: EngineSpec) -> int:
     """GPUs of one engine: what its arguments spread it over; 0 for an embedded one."""
     if engine.type is EngineType.EMBEDDED:
         return 0
-    return _size(engine, TENSOR_PARALLEL) * _size(engine, PIPELINE_PARALLEL) * copies_per_engine(engine)
+    return tensor_parallel(engine) * pipeline_parallel(engine) * copies_per_engine(engine)
+
+
+def tensor_parallel(engine: EngineSpec) -> int:
+    """GPUs over which each layer is spread."""
+    return _size(engine, TENSOR_PARALLEL)
+
+
+def pipeline_parallel(engine: EngineSpec) -> int:
+    """GPUs over which the layers are spread."""
+    return _size(engine, PIPELINE_PARALLEL)
+
+
+def memory_fraction(engine: EngineSpec) -> float | None:
+    """None where it is not given, or is no number, which SGLang itself refuses."""
+    given = argument(engine.args, [MEMORY_FRACTION])
+    try:
+        return None if given is None else float(given)
+    except ValueError:
+        return None
 
 
 def copies_per_engine(engine: EngineSpec) -> int:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from polyrl.local.gpu_memory import ModelSizes, kept_bytes
+from polyrl.memory.learner import kept_bytes
+from polyrl.memory.sizes import ModelSizes
 from polyrl_trainer.backends.model_factory import load_model
 from polyrl_trainer.backends.policy import hidden_states
 

@@ -1,27 +1,27 @@
 """What a GPU holds: bounds that refuse, estimates that advise."""
 
+from dataclasses import replace
+
 import pytest
 
 from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment
-from polyrl.local.gpu_memory import (
-    ModelSizes,
-    adapter_bytes,
-    estimate_line,
-    fit,
-    gpu_fault,
-    gpu_notes,
-    kept_bytes,
-    pass_bytes,
-    rest_bytes,
-)
-from polyrl.local.memory import GIB
+from polyrl.local.gpu_memory import estimate_line, fit, gpu_fault, gpu_notes
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.parts.critic import CriticSpec, CriticTrunk
+from polyrl.memory.known_models import known_config
+from polyrl.memory.learner import adapter_parameters, kept_bytes, learner_bytes, learner_memory
+from polyrl.memory.sizes import GIB, ModelSizes
 
-HALF = ModelSizes(parameters=494_000_000, layers=24, hidden=896, inner=4864, keys=128)
-SEVEN = ModelSizes(parameters=7_616_000_000, layers=28, hidden=3584, inner=18944, keys=512)
+
+def known(name: str) -> ModelSizes:
+    sizes = ModelSizes.of(known_config(name))
+    assert sizes is not None
+    return sizes
+
+
+HALF, SEVEN = known("Qwen/Qwen2.5-0.5B"), known("Qwen/Qwen2.5-7B")
 
 
 def spec(
@@ -126,7 +126,7 @@ def test_what_may_run_out_is_noted(job: JobSpec, assignment: GpuAssignment, word
 
 @pytest.mark.parametrize("gib", [16, 24, 48, 80])
 def test_what_is_computed_to_fit_is_refused_by_no_bound(gib: int) -> None:
-    found = fit(HALF, gib * GIB)
+    found = fit(HALF, gib * GIB, spec().recipe)
     assert found.alone > found.shared
     assert gpu_fault(spec(), HALF.parameters, alone(gib)) is None
     if found.shared:
@@ -134,62 +134,49 @@ def test_what_is_computed_to_fit_is_refused_by_no_bound(gib: int) -> None:
 
 
 def test_a_model_that_does_not_fit_has_no_tokens() -> None:
-    found = fit(SEVEN, 80 * GIB)
+    found = fit(SEVEN, 80 * GIB, spec().recipe)
     assert (found.alone, found.shared) == (0, 0)
-
-
-def test_sizes_are_those_of_the_config() -> None:
-    config = {
-        **{"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864},
-        **{"num_attention_heads": 14, "num_key_value_heads": 2},
-    }
-    assert ModelSizes.of(config, 494_000_000) == HALF
-    assert ModelSizes.of({**config, "head_dim": 128}, 1) == ModelSizes(
-        parameters=1, layers=24, hidden=896, inner=4864, keys=256
-    )
-    assert ModelSizes.of({**config, "hidden_size": "x"}) is None
-    odd = ModelSizes.of({**config, "num_key_value_heads": [2, 4], "head_dim": "64"}, 1)
-    assert odd is not None
-    assert odd.keys == 896, "as many keys as heads, where it does not say"
-    assert ModelSizes.of({}) is None
 
 
 def test_a_model_of_some_size_has_a_line() -> None:
     line = estimate_line(spec(), HALF)
     assert "about 7.4 GiB at rest" in line
     assert "0.9 GiB of weights and 12 KiB per token" in line
-    tiny = ModelSizes(parameters=1_000_000, layers=2, hidden=64, inner=256, keys=64)
+    tiny = replace(HALF, parameters=1_000_000)
     assert (estimate_line(spec(), tiny), estimate_line(spec(), None)) == ("", "")
 
 
 def test_float32_keeps_more() -> None:
     assert kept_bytes(HALF, "float32") > 1.5 * kept_bytes(HALF, "bfloat16")
-    assert rest_bytes(10, spec(kl=0.1).recipe) == 200
+    assert learner_bytes(spec(kl=0.1).recipe) == 20
 
 
 def test_a_critic_is_the_learner_once_more() -> None:
     critic = {"name": "ppo", "oldLogProbs": "recompute", "klCoefficient": 0.1}
     recipe = spec().recipe.model_copy(update={"algorithm": AlgorithmSpec.model_validate(critic)})
-    assert rest_bytes(10, recipe) == 160 + 160 + 40
+    assert learner_bytes(recipe) == 16 + 16 + 4
     on_one_trunk = recipe.algorithm.model_copy(update={"critic": CriticSpec(trunk=CriticTrunk.SHARED)})
-    assert rest_bytes(10, recipe.model_copy(update={"algorithm": on_one_trunk})) == 160 + 40
+    assert learner_bytes(recipe.model_copy(update={"algorithm": on_one_trunk})) == 16 + 4
     adapted = recipe.model_copy(update={"model": spec(lora={"rank": 16}).recipe.model})
-    assert rest_bytes(10, adapted) == 40
-    assert adapter_bytes(SEVEN, adapted) == 2 * 16 * 40_370_176
+    assert learner_bytes(adapted) == 4
+    assert learner_memory(SEVEN, adapted, tokens=1).optimizer == 2 * 8 * 40_370_176
 
 
 def test_an_entropy_bonus_takes_two_more_chunks_of_logits() -> None:
     plain, bonus = spec().recipe, spec(entropy=0.01).recipe
-    assert pass_bytes(HALF, "bfloat16", 100, bonus) - pass_bytes(HALF, "bfloat16", 100, plain) == 2 * 256 * 2**20
+    assert (
+        learner_memory(HALF, bonus, tokens=9999).logits - learner_memory(HALF, plain, tokens=9999).logits
+        == 2 * 256 * 2**20
+    )
 
 
 def test_adapters_learn_on_weights_as_they_are_served() -> None:
     adapted = spec(kl=0.1, lora={"rank": 16})
-    assert rest_bytes(10, adapted.recipe) == 20, "and the reference costs nothing"
+    assert learner_bytes(adapted.recipe) == 2, "and the reference costs nothing"
     # Qwen2.5-7B, rank 16: 40.4 million parameters of adapters, as peft counts them.
-    assert adapter_bytes(SEVEN, adapted.recipe) == 16 * 40_370_176
-    assert adapter_bytes(SEVEN, spec().recipe) == 0
+    assert adapter_parameters(SEVEN, adapted.recipe) == 40_370_176
+    assert adapter_parameters(SEVEN, spec().recipe) == 0
     assert gpu_fault(adapted, SEVEN.parameters, alone(24)) is None
     assert gpu_fault(adapted, SEVEN.parameters, alone(14)) is not None
-    assert fit(SEVEN, 24 * GIB, recipe=adapted.recipe).alone > 1000
+    assert fit(SEVEN, 24 * GIB, adapted.recipe).alone > 1000
     assert "about 14.8 GiB at rest" in estimate_line(adapted, SEVEN)

@@ -2,11 +2,9 @@
 
 import pytest
 
-from polyrl.local.memory import GIB, Machine, engines_fault, memory_fault, num_engines, parameters_of
+from polyrl.local.memory import Machine, engines_fault, memory_fault, num_engines
 from polyrl.manifest.job import JobSpec
-
-SEVEN = {"hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18944, "vocab_size": 152064}
-"""Of Qwen2.5-7B, which has 7.6 thousand million parameters."""
+from polyrl.memory.sizes import GIB
 
 
 def spec(dtype: str = "bfloat16", kl: float = 0.0, mode: str = "rl", **parts: object) -> JobSpec:
@@ -21,15 +19,6 @@ def spec(dtype: str = "bfloat16", kl: float = 0.0, mode: str = "rl", **parts: ob
 
 def machine(gib: float, gpu: bool = False) -> Machine:
     return Machine(memory_bytes=int(gib * GIB), has_gpu=gpu)
-
-
-@pytest.mark.parametrize(
-    ("config", "least", "most"),
-    [(SEVEN, 4.4e9, 7.6e9), ({}, 0, 0), ({**SEVEN, "vocab_size": None}, 4.0e9, 7.6e9), ({"hidden_size": "x"}, 0, 0)],
-    ids=["all sizes", "no size", "no vocabulary", "a size that is none"],
-)
-def test_parameters_are_a_lower_bound(config: dict, least: float, most: float) -> None:
-    assert least <= parameters_of(config) <= most
 
 
 FORTY = {"replicas": 40, "maxReplicas": 40}

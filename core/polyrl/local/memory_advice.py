@@ -1,0 +1,167 @@
+"""What to change in a job whose GPUs do not hold it: each proposal is a changed job that was planned again and fits.
+
+Changes are tried alone and together, those that leave what is learned as it is first; one is proposed only where no
+part of it would do. Where it alone is not enough, the largest passes with which it is are proposed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from polyrl.local.devices import Gpu
+from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal, assign_gpus, wanted_gpus
+from polyrl.local.gpu_memory import fit
+from polyrl.local.memory_plan import LEARNER, SHARED, GpuPlan, MemoryPlan, plan_memory
+from polyrl.manifest.engine_args import MEMORY_FRACTION
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.rollout import EngineType
+from polyrl.memory.gpus import GPU_MEBIBYTES
+from polyrl.memory.sizes import GIB, ModelSizes
+from polyrl.worker import samples_to_train
+
+PASS_STEP: Final = 512
+"""Tokens of a pass are proposed in such steps."""
+LEAST_PASS: Final = 1024
+"""Shorter passes leave a GPU idle between its kernels."""
+TENSOR_PARALLEL_SIZES: Final = (2, 4, 8)
+"""GPUs of one machine."""
+
+Edits = Mapping[str, Any]
+"""Values by field below spec."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuOffer:
+    """GPUs that a job is planned on."""
+
+    memory: int
+    """Bytes of each of the learner's and the reserved engine's."""
+    rollout_memory: int
+    """Of each of the rollouts'."""
+    count: int | None = None
+    """GPUs in all; None: as many as the job asks for."""
+
+    def assign(self, spec: JobSpec) -> GpuAssignment | GpuRefusal:
+        """Who gets which; a refusal where they are too few."""
+        wanted = wanted_gpus(spec)
+        count = wanted.total if self.count is None else self.count
+        sizes = [self.memory if index < wanted.first else self.rollout_memory for index in range(count)]
+        return assign_gpus(
+            spec, [Gpu(name=str(at), model="", uuid=f"GPU-{at}", memory_bytes=size) for at, size in enumerate(sizes)]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan:
+    """A job on the GPUs that are offered."""
+
+    memory: MemoryPlan
+    assignment: GpuAssignment
+    changes: tuple[str, ...]
+    """A sentence each; empty where all fits, or where nothing was found."""
+
+
+def plan_job(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> JobPlan | GpuRefusal:
+    """What each GPU holds, and what to change where it does not fit; a refusal where there are too few GPUs."""
+    assignment = offer.assign(spec)
+    if isinstance(assignment, GpuRefusal):
+        return assignment
+    plan = plan_memory(spec, sizes, assignment)
+    changes = [sentence for one in plan.gpus if not one.fits for sentence in _changes(spec, sizes, offer, one)]
+    return JobPlan(memory=plan, assignment=assignment, changes=tuple(changes))
+
+
+def _changes(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, one: GpuPlan) -> Iterator[str]:
+    learns = one.use in (LEARNER, SHARED)
+    found: list[Edits] = []
+    for edits in _learner_edits(spec, sizes, offer) if learns else _engine_edits(spec):
+        if any(set(less) <= set(edits) for less in found):
+            continue
+        enough = _enough(edited(spec, edits), sizes, offer, learns=learns)
+        if enough is not None:
+            found.append(edits)
+            yield f"{one.use}: set {_words({**edits, **enough})}"
+    if (name := _larger_gpu(spec, sizes, offer, learns=learns)) is not None:
+        yield f"{one.use}: take GPUs of at least {name}, which hold it as it is"
+    elif not found:
+        needed = (one.total + one.short) / GIB
+        yield f"{one.use}: no change was found with which {needed:.1f} GiB fit into a GPU; take a smaller model"
+
+
+def _learner_edits(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> Iterator[Edits]:
+    """From no change on."""
+    lora: Edits = {} if spec.recipe.model.lora is not None else {"recipe.model.lora": {}}
+    apart: Edits = {"trainer.reservedEngine": False}
+    for beside in [{}, lora] if lora else [{}]:
+        yield beside
+        if wanted_gpus(spec).reserves and samples_to_train(spec):
+            changed = edited(spec, beside)
+            fraction = fit(sizes, offer.memory, changed.recipe).fraction
+            args = [*spec.rollout.engine.args, MEMORY_FRACTION, f"{fraction:g}"]
+            yield {**beside, "rollout.engine.args": args}
+            yield {**beside, **apart}
+
+
+def _engine_edits(spec: JobSpec) -> Iterator[Edits]:
+    if spec.rollout.engine.type is EngineType.SGLANG:
+        for size in TENSOR_PARALLEL_SIZES:
+            yield {"rollout.engine.args": [*spec.rollout.engine.args, "--tp-size", str(size)]}
+
+
+def _enough(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, *, learns: bool) -> Edits | None:
+    """What must be added for it to fit: nothing, or shorter passes; None where neither does."""
+    if _holds(spec, sizes, offer, learns=learns):
+        return {}
+    longest = spec.rollout.engine.max_context if samples_to_train(spec) else 0
+    least = -(-max(longest, LEAST_PASS) // PASS_STEP)
+    tokens = spec.recipe.max_tokens_per_micro_batch // PASS_STEP
+    if not learns or tokens <= least:
+        return None
+    fits_at = [least - 1, tokens]
+    while fits_at[1] - fits_at[0] > 1:
+        middle = sum(fits_at) // 2
+        shorter = edited(spec, {"recipe.maxTokensPerMicroBatch": middle * PASS_STEP})
+        fits_at[0 if _holds(shorter, sizes, offer, learns=True) else 1] = middle
+    return {"recipe.maxTokensPerMicroBatch": fits_at[0] * PASS_STEP} if fits_at[0] >= least else None
+
+
+def _holds(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, *, learns: bool) -> bool:
+    """Whether the learner's GPUs, or else all others, fit."""
+    assignment = offer.assign(spec)
+    if isinstance(assignment, GpuRefusal):
+        return False
+    plans = plan_memory(spec, sizes, assignment).gpus
+    return all(one.fits for one in plans if (one.use in (LEARNER, SHARED)) is learns)
+
+
+def _larger_gpu(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, *, learns: bool) -> str | None:
+    for name, mebibytes in sorted(GPU_MEBIBYTES.items(), key=lambda item: item[1]):
+        memory = mebibytes << 20
+        larger = replace(offer, memory=max(offer.memory, memory), rollout_memory=max(offer.rollout_memory, memory))
+        if _holds(spec, sizes, larger, learns=learns):
+            return name
+    return None
+
+
+def edited(spec: JobSpec, edits: Edits) -> JobSpec:
+    """The same job with other values."""
+    data: dict[str, Any] = spec.model_dump(by_alias=True, mode="json")
+    for path, value in edits.items():
+        *folders, last = path.split(".")
+        node = data
+        for folder in folders:
+            node = node[folder]
+        node[last] = value
+    return JobSpec.model_validate(data)
+
+
+def _words(edits: Edits) -> str:
+    return ", and ".join(f"{path} to {_shown(value)}" for path, value in edits.items())
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,141 @@
+"""What each GPU of a job holds, part by part: a job, its model's sizes and an assignment of GPUs in, a plan out.
+
+The learner's GPU is planned at its fullest: in a pass, with the optimizer's state there, and with the reserved engine
+beside it where they share. An engine's share is what SGLang takes of what is free at its start: on a shared GPU after
+the learner's weights, before its gradients and moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from polyrl.local.devices import Gpu
+from polyrl.local.gpu_assignment import GpuAssignment
+from polyrl.manifest.job import JobSpec
+from polyrl.memory.engine import EngineMemory, engine_memory
+from polyrl.memory.learner import LearnerMemory, learner_memory
+from polyrl.memory.sizes import ModelSizes
+from polyrl.worker import samples_to_train
+
+LEARNER, RESERVED, ROLLOUT = "learner", "reserved engine", "rollout"
+SHARED = f"{LEARNER} and {RESERVED}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuPlan:
+    """GPUs that hold the same."""
+
+    use: str
+    """Whose they are."""
+    gpus: int
+    memory: int
+    """Bytes of each."""
+    parts: Mapping[str, int]
+    """Bytes by what they are for."""
+    tokens: int | None = None
+    """In flight, of the engine that is there."""
+    short: int = 0
+    """Bytes that the engine's share lacks for its weights and one longest sequence."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+    @property
+    def left(self) -> int:
+        """Negative where it does not fit."""
+        return self.memory - self.total
+
+    @property
+    def fits(self) -> bool:
+        """By calculation."""
+        return self.left >= 0 and not self.short
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """All GPUs of a job."""
+
+    gpus: tuple[GpuPlan, ...]
+    pass_tokens: int
+    """Of the learner's longest pass."""
+
+    @property
+    def fits(self) -> bool:
+        """All do."""
+        return all(one.fits for one in self.gpus)
+
+
+def pass_tokens(spec: JobSpec) -> int:
+    """Of the learner's longest pass: the budget, or a single sample that is longer and has a pass of its own."""
+    longest = spec.rollout.engine.max_context if samples_to_train(spec) else 0
+    return max(spec.recipe.max_tokens_per_micro_batch, longest)
+
+
+def plan_memory(spec: JobSpec, sizes: ModelSizes, assignment: GpuAssignment) -> MemoryPlan:
+    """Of GPUs whose memory is known; those of unknown memory are left out."""
+    tokens = pass_tokens(spec)
+    learner = learner_memory(sizes, spec.recipe, tokens=tokens, ranks=max(1, len(assignment.trainer)))
+    engine = engine_memory(sizes, spec.rollout.engine, spec.recipe.model.dtype)
+    return MemoryPlan(gpus=tuple(_plans(spec, learner, engine, assignment)), pass_tokens=tokens)
+
+
+def _plans(spec: JobSpec, learner: LearnerMemory, engine: EngineMemory, assignment: GpuAssignment) -> Iterator[GpuPlan]:
+    longest = spec.rollout.engine.max_context * engine.per_token
+    if (memory := _least(assignment.trainer)) is not None:
+        parts = _learner_parts(learner)
+        if assignment.shared:
+            free = memory - learner.weights - learner.process - engine.process
+            yield _with_engine(
+                SHARED, assignment.trainer, memory, parts=parts, engine=engine, free=free, longest=longest
+            )
+        else:
+            yield GpuPlan(use=LEARNER, gpus=len(assignment.trainer), memory=memory, parts=parts)
+    engines = [(RESERVED, () if assignment.shared else assignment.reserved)]
+    engines.append((ROLLOUT, tuple(gpu for gpus in assignment.rollouts for gpu in gpus)))
+    for use, gpus in engines:
+        if (memory := _least(gpus)) is not None:
+            free = memory - engine.process
+            yield _with_engine(use, gpus, memory, parts={}, engine=engine, free=free, longest=longest)
+
+
+def _with_engine(
+    use: str,
+    gpus: tuple[Gpu, ...],
+    memory: int,
+    *,
+    parts: dict[str, int],
+    engine: EngineMemory,
+    free: int,
+    longest: int,
+) -> GpuPlan:
+    share = engine.share(free)
+    parts = {
+        **parts,
+        "engine's weights": engine.weights,
+        "keys and values": max(0, share - engine.weights),
+        "engine's graphs": engine.work,
+        "engine's process": engine.process,
+    }
+    short = max(0, engine.weights + longest - share)
+    return GpuPlan(use=use, gpus=len(gpus), memory=memory, parts=parts, tokens=engine.tokens(free), short=short)
+
+
+def _learner_parts(learner: LearnerMemory) -> dict[str, int]:
+    parts = {
+        "weights": learner.weights,
+        "gradients": learner.gradients,
+        "optimizer": learner.optimizer,
+        "reference": learner.reference,
+        "gathered": learner.gathered,
+        "activations": learner.activations,
+        "logits": learner.logits,
+        "process": learner.process,
+    }
+    return {name: size for name, size in parts.items() if size}
+
+
+def _least(gpus: tuple[Gpu, ...]) -> int | None:
+    return min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None), default=None)

@@ -1,0 +1,149 @@
+"""What the learner takes of each of its GPUs: what it holds between passes, and what a pass adds.
+
+    held      float32 weights, gradients and AdamW's two moments; a critic on a trunk of its own the same once more;
+              with a KL penalty the reference's weights. With adapters (LoRA) these for the adapters alone, and the
+              frozen weights in `model.dtype`. Over several GPUs each holds its share.
+    a pass    on one GPU casts of all weights (autocast keeps them until the pass is over); over several (FSDP2) two
+              gathered layers and what is outside the layers, in `model.dtype`, and a layer's gradients on their way
+              activations of the pass's tokens, one chunk of logits
+
+The bytes of activations are those that a decoder with a gated MLP keeps for its backward pass without recomputation, as
+counted on a CPU (tests/integration/trainer/test_activation_bytes.py); the sums are held against torch's own accounting
+(tests/integration/trainer/test_memory_accounting.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from polyrl.manifest.recipe import Mode, RecipeSpec
+from polyrl.memory.sizes import SERVED_BYTES, ModelSizes
+
+FLOAT32_BYTES: Final = 4
+ADAM_BYTES: Final = 8
+"""Of a parameter: two moments in float32."""
+LEARNER_BYTES: Final = 2 * FLOAT32_BYTES + ADAM_BYTES
+"""Of a parameter in training: weight, gradient and AdamW's two moments."""
+
+LOGITS_CHUNK_BYTES: Final = 256 << 20
+"""Of float32 logits at a time (see the trainer's `EngineConfig`)."""
+LOGITS_COPIES: Final = 4
+"""Of a chunk in its backward pass: logits, their log-softmax, the gradients of both."""
+ENTROPY_COPIES: Final = 2
+"""More where the entropy has a gradient: the probabilities and theirs."""
+CUDA_BYTES: Final = 1 << 30
+"""Of a process that uses CUDA, whatever it does: its context and its libraries' workspaces; a guess."""
+
+KEPT_BYTES: Final = {"bfloat16": (30, 8, 4), "float32": (32, 16, 8)}
+"""Kept per token and layer for the backward pass: per width of the residual stream, of the MLP, and of the keys."""
+SHARDED_KEPT_BYTES: Final = {"bfloat16": (20, 8, 4), "float32": (32, 16, 8)}
+"""The same over several GPUs, where the residual stream is in `model.dtype` too."""
+GATHERED_LAYERS: Final = 2
+"""The one that computes, and the next, which is fetched meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerMemory:
+    """Bytes on one GPU of the learner."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    reference: int
+    gathered: int
+    """Weights as a pass computes with them, and gradients that are not added to the others yet."""
+    activations: int
+    logits: int
+    process: int = CUDA_BYTES
+
+    @property
+    def held(self) -> int:
+        """From the first step on, between passes too."""
+        return self.weights + self.gradients + self.optimizer + self.reference
+
+    @property
+    def in_a_pass(self) -> int:
+        """What a pass adds."""
+        return self.gathered + self.activations + self.logits
+
+    @property
+    def total(self) -> int:
+        """At most at a time."""
+        return self.held + self.in_a_pass + self.process
+
+
+def learner_memory(sizes: ModelSizes, recipe: RecipeSpec, *, tokens: int, ranks: int = 1) -> LearnerMemory:
+    """Of each of `ranks` GPUs that learn together, in passes of so many tokens each."""
+    models = 2 if trains_critic(recipe) else 1
+    lora = recipe.model.lora is not None
+    learned = models * (adapter_parameters(sizes, recipe) if lora else sizes.parameters)
+    frozen = models * SERVED_BYTES[recipe.model.dtype] * sizes.parameters if lora else 0
+    logits = _logits(sizes, recipe, tokens)
+    reference = FLOAT32_BYTES * sizes.parameters if recipe.algorithm.kl_coefficient > 0 and not lora else 0
+    return LearnerMemory(
+        weights=_share(FLOAT32_BYTES * learned + frozen, ranks),
+        gradients=_share(FLOAT32_BYTES * learned, ranks),
+        optimizer=_share(ADAM_BYTES * learned, ranks),
+        reference=_share(reference, ranks),
+        gathered=_gathered(sizes, recipe, ranks, logits),
+        activations=tokens * kept_bytes(sizes, recipe.model.dtype, ranks),
+        logits=logits,
+    )
+
+
+def learner_bytes(recipe: RecipeSpec) -> int:
+    """What the learner holds of a parameter between passes, on all GPUs together; adapters, which are few, are not
+    counted."""
+    if recipe.model.lora is not None:
+        return SERVED_BYTES[recipe.model.dtype] * (2 if trains_critic(recipe) else 1)
+    critic = LEARNER_BYTES if trains_critic(recipe) else 0
+    return LEARNER_BYTES + critic + (FLOAT32_BYTES if recipe.algorithm.kl_coefficient > 0 else 0)
+
+
+def trains_critic(recipe: RecipeSpec) -> bool:
+    """Whether the learner holds the model twice, to learn a value function."""
+    algorithm = recipe.algorithm
+    return recipe.mode in (Mode.RL, Mode.SFT_RL) and algorithm.uses_critic and not algorithm.shares_trunk
+
+
+def adapter_parameters(sizes: ModelSizes, recipe: RecipeSpec) -> int:
+    """Of adapters on all linear layers of a decoder; 0 where the whole model learns."""
+    if recipe.model.lora is None:
+        return 0
+    hidden, inner, keys = sizes.hidden, sizes.inner, sizes.keys
+    widths = 2 * 2 * hidden + 2 * (hidden + keys) + 3 * (hidden + inner)
+    return recipe.model.lora.rank * sizes.layers * widths
+
+
+def kept_bytes(sizes: ModelSizes, dtype: str, ranks: int = 1) -> int:
+    """Activations that the learner keeps for each token of a pass."""
+    hidden, inner, keys = (SHARDED_KEPT_BYTES if ranks > 1 else KEPT_BYTES)[dtype]
+    return sizes.layers * (hidden * sizes.hidden + inner * sizes.inner + keys * sizes.keys)
+
+
+def _gathered(sizes: ModelSizes, recipe: RecipeSpec, ranks: int, logits: int) -> int:
+    served = SERVED_BYTES[recipe.model.dtype]
+    if ranks == 1:
+        # Frozen weights are held as a pass needs them.
+        casts = recipe.model.dtype == "bfloat16" and recipe.model.lora is None
+        return served * sizes.parameters if casts else 0
+    weights = served * (sizes.outside + GATHERED_LAYERS * sizes.layer)
+    # Of what is outside the layers and of one layer the gradients as they were computed, and of the layer in float32
+    # while they are added over all GPUs: they come when the logits are gone.
+    gradients = served * (sizes.outside + sizes.layer) + FLOAT32_BYTES * sizes.layer
+    lora = recipe.model.lora is not None
+    return weights + (0 if lora else max(0, gradients - logits))
+
+
+def _logits(sizes: ModelSizes, recipe: RecipeSpec, tokens: int) -> int:
+    entropy = recipe.algorithm.entropy_coefficient > 0
+    chunk = (
+        min(LOGITS_CHUNK_BYTES, FLOAT32_BYTES * tokens * sizes.vocabulary) if sizes.vocabulary else LOGITS_CHUNK_BYTES
+    )
+    return chunk * (LOGITS_COPIES + (ENTROPY_COPIES if entropy else 0))
+
+
+def _share(number: int, ranks: int) -> int:
+    """Of the largest rank."""
+    return -(-number // ranks)

@@ -1,0 +1,135 @@
+"""The planner's sums beside torch's own accounting of whole steps, on fake tensors: no GPU, and no memory is taken.
+
+One GPU is `MemTracker`'s, several are `FSDPMemTracker`'s of a group that is not there. AdamW is taken apart tensor by
+tensor (`foreach=False`): the trackers book the temporaries of its other forms as its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import PreTrainedModel
+
+from polyrl.manifest.recipe import RecipeSpec
+from polyrl.memory.learner import learner_memory
+from polyrl.memory.sizes import ModelSizes
+from polyrl_trainer.backends.model_factory import load_model
+
+TOLERANCE = 0.1
+LENGTH = 256
+
+SMALL: dict[str, Any] = {
+    **{"model_type": "qwen2", "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 2048},
+    **{"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False},
+}
+DEEP = {**SMALL, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4}
+TIED = {**SMALL, "vocab_size": 8192, "tie_word_embeddings": True, "num_key_value_heads": 8}
+
+
+def recipe(dtype: str) -> RecipeSpec:
+    return RecipeSpec.model_validate({"model": {"path": "model", "dtype": dtype}})
+
+
+def steps(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: int, dtype: str, tracker: MemTracker) -> None:
+    """Of one pass, then of two: the last has all that a pass ever meets. All tokens are learned.
+
+    Casts are autocast's, where FSDP's modules do not cast.
+    """
+    ids = torch.zeros(rows, LENGTH, dtype=torch.long)
+    targets = torch.zeros(rows, LENGTH, 1, dtype=torch.long)
+    for passes in (1, 2):
+        for _ in range(passes):
+            with torch.autocast(
+                "cpu", torch.bfloat16, enabled=dtype == "bfloat16" and not isinstance(tracker, FSDPMemTracker)
+            ):
+                logits = model(input_ids=ids, use_cache=False).logits.float()
+            torch.log_softmax(logits, dim=-1).gather(-1, targets).sum().backward()
+            tracker.reset_mod_stats()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@contextmanager
+def mesh_of_ranks_that_are_not_there(number: int) -> Iterator[DeviceMesh]:
+    distributed.init_process_group("fake", rank=0, world_size=number, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (number,))
+    finally:
+        distributed.destroy_process_group()
+
+
+def shard(model: PreTrainedModel, mesh: DeviceMesh, dtype: str) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
+    layers: list[nn.Module] = list(model.base_model.layers)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+@dataclass(frozen=True)
+class Counted:
+    total: int
+    held: int
+    """Of parameters and optimizer state."""
+
+
+def counted_on_one(fields: dict[str, Any], rows: int, dtype: str) -> Counted:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = load_model(fields, 0, dtype)  # type: ignore[arg-type]
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer)
+        with tracker:
+            steps(model, optimizer, rows, dtype, tracker)
+    return of_snapshot(tracker, ("PARAM", "OPT"))
+
+
+def counted_on_many(fields: dict[str, Any], rows: int, dtype: str, ranks: int) -> Counted:
+    with mesh_of_ranks_that_are_not_there(ranks) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
+        model = load_model(fields, 0, dtype)  # type: ignore[arg-type]
+        shard(model, mesh, dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        tracker = FSDPMemTracker(model, optimizer)
+        with tracker:
+            steps(model, optimizer, rows, dtype, tracker)
+    return of_snapshot(tracker, ("SHARDED_PARAM", "OPT"))
+
+
+def of_snapshot(tracker: MemTracker, held: tuple[str, ...]) -> Counted:
+    (snapshot,) = tracker.get_tracker_snapshot("peak").values()
+    by_name = {str(kind).rpartition(".")[2].upper(): size for kind, size in snapshot.items()}
+    print(by_name)
+    return Counted(total=by_name["TOTAL"], held=sum(size for name, size in by_name.items() if name.startswith(held)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "rows", "dtype", "ranks"),
+    [
+        (SMALL, 4, "bfloat16", 1),
+        (DEEP, 8, "float32", 1),
+        (SMALL, 4, "bfloat16", 2),
+        (TIED, 8, "bfloat16", 8),
+        (DEEP, 8, "float32", 4),
+    ],
+    ids=["one", "one, in float32", "two", "eight, with tied embeddings", "four, in float32"],
+)
+def test_a_step_takes_what_was_planned(fields: dict[str, Any], rows: int, dtype: str, ranks: int) -> None:
+    sizes = ModelSizes.of(fields)
+    assert sizes is not None
+    counted = counted_on_one(fields, rows, dtype) if ranks == 1 else counted_on_many(fields, rows, dtype, ranks)
+    planned = learner_memory(sizes, recipe(dtype), tokens=rows * LENGTH, ranks=ranks)
+    assert planned.total - planned.process == pytest.approx(counted.total, rel=TOLERANCE)
+    assert planned.weights + planned.optimizer == pytest.approx(counted.held, rel=0.01)

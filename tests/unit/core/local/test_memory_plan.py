@@ -1,0 +1,161 @@
+"""What each GPU holds of a job, and the changes with which it fits: each is planned again here, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyrl.local.gpu_assignment import GpuRefusal
+from polyrl.local.memory_advice import GpuOffer, JobPlan, edited, plan_job
+from polyrl.local.memory_plan import pass_tokens
+from polyrl.manifest.job import JobSpec
+from polyrl.memory.engine import engine_memory
+from polyrl.memory.gpus import gpu_bytes
+from polyrl.memory.known_models import known_config
+from polyrl.memory.learner import learner_memory
+from polyrl.memory.sizes import GIB, ModelSizes
+
+
+def sizes_of(name: str) -> ModelSizes:
+    sizes = ModelSizes.of(known_config(f"Qwen/Qwen2.5-{name}"))
+    assert sizes is not None
+    return sizes
+
+
+def job(tokens: int = 4096, reserved: bool = True, args: tuple[str, ...] = (), **rollout: Any) -> JobSpec:
+    recipe = {"model": {"path": "model"}, "maxTokensPerMicroBatch": tokens}
+    engine = {"type": "sglang", "args": list(args), **rollout.pop("engine", {})}
+    given = {"replicas": 2, "maxReplicas": 2, "engine": engine, **rollout}
+    return JobSpec.model_validate({"recipe": recipe, "trainer": {"reservedEngine": reserved}, "rollout": given})
+
+
+def on(gpu: str, rollout: str | None = None, count: int | None = None) -> GpuOffer:
+    return GpuOffer(memory=gpu_bytes(gpu), rollout_memory=gpu_bytes(rollout or gpu), count=count)
+
+
+def planned(spec: JobSpec, name: str, offer: GpuOffer) -> JobPlan:
+    plan = plan_job(spec, sizes_of(name), offer)
+    assert isinstance(plan, JobPlan)
+    return plan
+
+
+def test_every_part_of_every_gpu_is_there() -> None:
+    plan = planned(job(args=("--mem-fraction-static", "0.5")), "0.5B", on("H100", "L4"))
+    shared, rollouts = plan.memory.gpus
+    assert (shared.use, shared.gpus, rollouts.use, rollouts.gpus) == ("learner and reserved engine", 1, "rollout", 2)
+    half = 494_032_768
+    assert shared.parts["weights"] == shared.parts["gradients"] == 4 * half
+    assert (shared.parts["optimizer"], shared.parts["gathered"], shared.parts["engine's weights"]) == (
+        8 * half,
+        2 * half,
+        2 * half,
+    )
+    free = gpu_bytes("H100") - 4 * half - 2 * GIB
+    assert shared.parts["engine's weights"] + shared.parts["keys and values"] == pytest.approx(free / 2, abs=1)
+    assert shared.total + shared.left == shared.memory == gpu_bytes("H100")
+    assert rollouts.memory == gpu_bytes("L4")
+    assert rollouts.tokens == (int(0.5 * (gpu_bytes("L4") - GIB)) - 2 * half) // (2 * 24 * 128 * 2)
+    assert plan.memory.fits
+    assert plan.changes == ()
+
+
+def test_a_learner_alone_has_no_engine() -> None:
+    plan = planned(job(reserved=False), "1.5B", on("H100"))
+    assert [one.use for one in plan.memory.gpus] == ["learner", "rollout"]
+    assert "engine's weights" not in plan.memory.gpus[0].parts
+    assert plan.memory.gpus[0].tokens is None
+
+
+def test_an_engine_over_two_gpus_has_them_for_itself() -> None:
+    plan = planned(job(args=("--tp-size", "2")), "7B", on("B200"))
+    assert [(one.use, one.gpus) for one in plan.memory.gpus] == [("learner", 1), ("reserved engine", 2), ("rollout", 4)]
+    assert plan.memory.gpus[1].parts["engine's weights"] == 7_615_616_512
+
+
+CHANGES = [
+    # job, model, GPUs, the changes that are proposed
+    (
+        job(),
+        "0.5B",
+        on("H100"),
+        ["rollout.engine.args to [--mem-fraction-static, 0.05]", "trainer.reservedEngine to false", "lora", "H200"],
+    ),
+    (
+        job(16384),
+        "1.5B",
+        on("H100"),
+        ["0.1], and recipe.maxTokensPerMicroBatch to 13312", "trainer.reservedEngine to false"],
+    ),
+    (
+        job(16384, reserved=False),
+        "1.5B",
+        on("A100-40GB"),
+        ["recipe.maxTokensPerMicroBatch to", "GPUs of at least H100-80GB"],
+    ),
+    (job(reserved=False), "7B", on("H100"), ["set recipe.model.lora to {}", "GPUs of at least B200-180GB"]),
+    (job(reserved=False), "32B", on("B200"), ["set recipe.model.lora to {}"]),
+    (
+        job(reserved=False),
+        "72B",
+        on("H100"),
+        ["no change was found with which", "rollout: set rollout.engine.args to [--tp-size, 4]", "at least B200"],
+    ),
+    (job(reserved=False), "7B", on("B200", "L4"), []),
+    (
+        job(reserved=False, engine={"maxContext": 200_000}),
+        "7B",
+        on("B200", "L4"),
+        ["no change", "rollout: set rollout.engine.args to [--tp-size, 2]", "at least A100-40GB"],
+    ),
+]
+
+CASES = [
+    *("half a billion, shared", "long passes, shared", "long passes, alone", "7B alone", "32B alone", "72B on both"),
+    *("small GPUs of rollouts", "long sequences there"),
+]
+
+
+@pytest.mark.parametrize(("spec", "name", "offer", "words"), CHANGES, ids=CASES)
+def test_what_does_not_fit_comes_with_what_to_change(
+    spec: JobSpec, name: str, offer: GpuOffer, words: list[str]
+) -> None:
+    plan = planned(spec, name, offer)
+    assert plan.memory.fits is (not words)
+    assert len(plan.changes) == len(words)
+    assert all(one in sentence for one, sentence in zip(words, plan.changes, strict=True))
+
+
+def test_what_is_proposed_fits_and_a_step_more_does_not() -> None:
+    spec, sizes, offer = job(16384), sizes_of("1.5B"), on("H100")
+    proposed = {"rollout.engine.args": ["--mem-fraction-static", "0.1"], "recipe.maxTokensPerMicroBatch": 13312}
+    longer = {**proposed, "recipe.maxTokensPerMicroBatch": 13312 + 512}
+    fits = [planned(edited(spec, edits), "1.5B", offer).memory.gpus[0].fits for edits in (proposed, longer)]
+    assert fits == [True, False]
+    assert isinstance(plan_job(spec, sizes, on("H100", count=2)), GpuRefusal), "of three GPUs"
+
+
+def test_a_longer_sample_has_a_pass_of_its_own() -> None:
+    assert pass_tokens(job(1000)) == 4096
+    assert pass_tokens(job(8192)) == 8192
+
+
+def test_keys_of_few_heads_are_held_by_several_gpus() -> None:
+    sizes = sizes_of("0.5B")  # two heads of keys
+    found = [engine_memory(sizes, job(args=("--tp-size", str(tp))).rollout.engine, "bfloat16") for tp in (1, 2, 4)]
+    assert [one.per_token for one in found] == [12288, 6144, 6144]
+    assert [one.weights for one in found] == [2 * 494_032_768 // tp for tp in (1, 2, 4)]
+
+
+def test_ranks_share_what_is_held_and_no_activations() -> None:
+    sizes, recipe = sizes_of("7B"), job().recipe
+    one, eight, more = (learner_memory(sizes, recipe, tokens=4096, ranks=ranks) for ranks in (1, 8, 128))
+    assert one.held == 16 * 7_615_616_512
+    assert eight.held == pytest.approx(one.held / 8, rel=1e-6)
+    assert eight.activations == more.activations
+    assert eight.gathered == more.gathered < one.gathered
+    # torchtitan, Llama 3.1 8B, FSDP over 8 and 128 H100, one batch each: 82.4 and 67.0 GiB, compiled 77.0 and 62.0.
+    llama = ModelSizes.of(known_config("meta-llama/Llama-3.1-8B"))
+    assert llama is not None
+    few, many = (learner_memory(llama, recipe, tokens=16384, ranks=ranks).total for ranks in (8, 128))
+    assert (few - many) / GIB == pytest.approx(15.0, rel=0.1)
