@@ -48,7 +48,7 @@ class Run:
     def __init__(self, root: Path, **changes: object) -> None:
         self.root = root
         sets = [f"--set={path}={value}" for path, value in {**SMALL, **changes}.items()]
-        argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), *sets, "--out", str(root)]
+        argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), "--no-check", *sets, "--out", str(root)]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def until(self, holds: Callable[[], bool], what: str) -> None:

@@ -48,7 +48,7 @@ class LiveRun:
     def __init__(self, out: Path) -> None:
         self.out = out
         sets = [f"--set={path}={value}" for path, value in SMALL.items()]
-        argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), *sets, "--out", str(out)]
+        argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), "--no-check", *sets, "--out", str(out)]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def ask(self, command: str, *more: str) -> Result:
