@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from polyrl_trainer.backends.model_factory import load_model
+from polyrl_trainer.backends.models.model_factory import load_model
 
 LEAD: Final = 1e-3
 """Between the two best logits; a hundred times the noise of float32 on models of this size."""

@@ -20,7 +20,7 @@ import msgspec
 from polyrl import parent_death_signal
 from polyrl.sample import Group, Purpose, SamplingParams
 from polyrl.wire import Batch, pack_ids, unpack_ids
-from polyrl_trainer.backends.model_factory import load_model, serving_files
+from polyrl_trainer.backends.models.model_factory import load_model, serving_files
 from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.weights.publisher import WeightPublisher
 

@@ -7,6 +7,7 @@
     │   └── InvalidCode      the user's reward or environment cannot be loaded
     ├── ProtocolError        a peer sent something that cannot be true; the frame is counted and dropped
     ├── DeadlineExceeded     a wait ended without its event; names what was awaited, from whom, for how long
+    ├── GroupLost            processes that learn together lost one of them; a new start goes on from the checkpoint
     ├── Superseded           another process has taken this one's place; it must touch nothing any more
     └── RunFailed            the run cannot go on; names the cause, exit 1
 
@@ -59,6 +60,10 @@ class DeadlineExceeded(PolyRLError):
         self.awaited = awaited
         self.counterpart = counterpart
         self.seconds = seconds
+
+
+class GroupLost(PolyRLError):
+    """One of the processes that learn together is gone, so that none of them can go on; all of them anew can."""
 
 
 class Superseded(PolyRLError):

@@ -36,8 +36,8 @@ HANDED_OVER_EXIT: Final = 143
 
 TEMPORARY_EXIT: Final = 75
 """Exit code of a trainer in a pod that waited in vain for others, or broke for a reason unknown to it: it said nothing
-of an end, and another try may do better. An agent's, whose engine was killed or not ready in time. EX_TEMPFAIL of
-sysexits.h."""
+of an end, and another try may do better. Of a trainer anywhere that lost one of its ranks. An agent's, whose engine was
+killed or not ready in time. EX_TEMPFAIL of sysexits.h."""
 
 USER_ERROR_EXIT: Final = 2
 """Exit code by which a worker reports that the user's input is wrong."""

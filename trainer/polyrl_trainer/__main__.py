@@ -2,7 +2,8 @@
 
 Logs are JSON lines on stderr. Ends with 0 when done or stopped on request, 1 when the run cannot go on, 2 on wrong
 input, each failure with one sentence. Where another process takes its place it ends with HANDED_OVER_EXIT when that one
-is to go on, or does so already, and with TEMPORARY_EXIT when that one may succeed where it did not.
+is to go on, or does so already, and with TEMPORARY_EXIT when that one may succeed where it did not; so it does
+anywhere when one of several ranks is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import structlog
 import typer
 
 from polyrl import parent_death_signal
-from polyrl.errors import DeadlineExceeded, PolyRLError, Superseded, UserError
+from polyrl.errors import DeadlineExceeded, GroupLost, PolyRLError, Superseded, UserError
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_trainer.client import MAX_MANAGER_OUTAGE_S
 
@@ -85,7 +86,7 @@ def exit_code_of(error: PolyRLError, hand_over: bool) -> int:
     """The exit status for this error, for whoever may start another process."""
     if hand_over and isinstance(error, Superseded):
         return HANDED_OVER_EXIT
-    if hand_over and isinstance(error, DeadlineExceeded):
+    if isinstance(error, GroupLost) or (hand_over and isinstance(error, DeadlineExceeded)):
         return TEMPORARY_EXIT
     return 2 if isinstance(error, UserError) else 1
 

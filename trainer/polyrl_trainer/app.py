@@ -20,14 +20,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
+import torch
 
-from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, RunFailed, Superseded
+from polyrl.errors import DeadlineExceeded, GroupLost, InvalidData, PolyRLError, RunFailed, Superseded
 from polyrl.manifest.environment import LEARNER_DEVICE
 from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.recipe import Mode
 from polyrl.sample_record import SAMPLES
 from polyrl.worker import EVERYWHERE
 from polyrl_trainer.backends.configs import EngineConfig
+from polyrl_trainer.backends.fsdp.start import LearnerGroup
+from polyrl_trainer.backends.learners import Learners
+from polyrl_trainer.backends.policy import device_name
+from polyrl_trainer.backends.single_process import SingleProcess
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
 from polyrl_trainer.client import CONNECT_TIMEOUT_S, RolloutClient
 from polyrl_trainer.data.model_files import ModelFiles
@@ -96,14 +101,19 @@ async def run_trainer(arguments: Arguments) -> bool:
     if arguments.hand_over and was_done(arguments.run):
         await _report_done(arguments)
         return True
-    with closing(UserPools.start(job.spec.recipe, arguments.manifest_dir)) as pools:
-        # Its workers import the user's code while the data is read here.
+    with (
+        closing(_learners(job)) as learners,
+        closing(UserPools.start(job.spec.recipe, arguments.manifest_dir)) as pools,
+    ):
+        # Other ranks start, and workers import the user's code, while the data is read here.
         prepared = prepare(job.spec, arguments.manifest_dir)
         await pools.ready()
-        return await _run_prepared(arguments, job, prepared, pools)
+        return await _run_prepared(arguments, job, prepared, pools, learners)
 
 
-async def _run_prepared(arguments: Arguments, job: PolyRLJob, prepared: Prepared, pools: UserPools) -> bool:
+async def _run_prepared(
+    arguments: Arguments, job: PolyRLJob, prepared: Prepared, pools: UserPools, learners: Learners
+) -> bool:
     own = load_own(job.spec.recipe.algorithm, arguments.manifest_dir / job.spec.recipe.code.path)
     session, resumed_from = _open_session(
         arguments, job, ModelFiles(job, prepared.tokenizer, chat=prepared.chat, system_prompt=prepared.system_prompt)
@@ -118,6 +128,7 @@ async def _run_prepared(arguments: Arguments, job: PolyRLJob, prepared: Prepared
         prepared=prepared,
         session=session,
         engine=_engine(job),
+        learners=learners,
         resumed_from=resumed_from,
         own=own,
     )
@@ -126,7 +137,7 @@ async def _run_prepared(arguments: Arguments, job: PolyRLJob, prepared: Prepared
         done = await _run_stages(arguments, job, prepared, pools, session=session, stages=stages)
         outcome = "done" if done else "stopped"
         return done
-    except Superseded:
+    except (Superseded, GroupLost):
         outcome = ""  # the successor writes the result
         raise
     finally:
@@ -171,7 +182,7 @@ async def _run_stages(
     arguments: Arguments, job: PolyRLJob, prepared: Prepared, pools: UserPools, *, session: Session, stages: Stages
 ) -> bool:
     if arguments.manager_endpoints is None:
-        return await _until_left(arguments, session, stages.run(None))
+        return await _until_left(arguments, stages, stages.run(None))
     async with AsyncExitStack() as stack:
         client = await session.unless_stopped(stack.enter_async_context(_client(arguments, session.state.acknowledged)))
         if client is None:
@@ -179,9 +190,9 @@ async def _run_stages(
         try:
             async with _rollout_side(arguments, job, prepared, pools, session=session, client=client) as side:
                 services = side.runner.run(), side.supply.run()
-                done = await _until_left(arguments, session, stages.run(side), *services)
+                done = await _until_left(arguments, stages, stages.run(side), *services)
         except Exception as error:
-            if not (arguments.hand_over and _is_temporary(error)):
+            if not isinstance(error, GroupLost) and not (arguments.hand_over and _is_temporary(error)):
                 await _report_failed(client, error)
             raise
         if arguments.hand_over and not done:
@@ -193,14 +204,15 @@ async def _run_stages(
 
 
 async def _until_left(
-    arguments: Arguments, session: Session, main: Coroutine[Any, Any, bool], *services: Coroutine[Any, Any, None]
+    arguments: Arguments, stages: Stages, main: Coroutine[Any, Any, bool], *services: Coroutine[Any, Any, None]
 ) -> bool:
     """True when `main` has run to its end, False when the run was asked to stop.
 
     Where a successor goes on, nothing that fails after that counts: it goes on from the newest checkpoint, which is
     whole."""
+    session = stages.session
     try:
-        return await run_beside(main, *services, _stop_in_time(session))
+        return await run_beside(main, *services, stages.learners.watch(), _stop_in_time(session))
     except PolyRLError as error:
         if not (arguments.hand_over and session.stop.is_set()):
             raise
@@ -310,10 +322,24 @@ async def _report_failed(client: RolloutClient, error: Exception) -> None:
 
 
 def _engine(job: PolyRLJob) -> EngineConfig:
-    """The worker's environment has the number of threads that rollouts leave to the learner, and says whether it was
-    given a GPU."""
+    """The worker's environment says whether it was given a GPU."""
     return EngineConfig(
         device=os.environ.get(LEARNER_DEVICE, "auto"),
-        threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
+        threads=_threads(job),
         max_tokens_per_micro_batch=job.spec.recipe.max_tokens_per_micro_batch,
+    )
+
+
+def _threads(job: PolyRLJob) -> int:
+    """Of each rank: its share of those that rollouts leave to the learner, by the worker's environment."""
+    return max(1, int(os.environ.get("OMP_NUM_THREADS", "1")) // job.spec.trainer.processes_per_pod)
+
+
+def _learners(job: PolyRLJob) -> Learners:
+    if job.spec.trainer.processes_per_pod == 1:
+        return SingleProcess()
+    engine = _engine(job)
+    kind = torch.device(device_name(engine.device)).type
+    return LearnerGroup(
+        job.spec.trainer.processes_per_pod, kind, threads=engine.threads, wait_seconds=engine.wait_seconds
     )

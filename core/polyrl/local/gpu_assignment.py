@@ -1,8 +1,8 @@
 """Which worker of a run on one machine gets which GPUs: GPUs and what is wanted in, an assignment or one refusal out.
 
-    trainer    the first GPU; it learns on one
-    reserved   the trainer's, on which it generates while the learner waits; an engine over several GPUs has its own,
-               since SGLang refuses GPUs of which one has much less memory free than the others
+    trainer    the first GPUs, one for each of its processes
+    reserved   the trainer's first, on which it generates while the learner waits; an engine over several GPUs has its
+               own, since SGLang refuses GPUs of which one has much less memory free than the others
     rollouts   their own, as many each as SGLang's arguments ask for
 
 Embedded engines run on the CPU, beside a GPU as well.
@@ -37,8 +37,8 @@ class GpuAssignment:
 
     @property
     def shared(self) -> bool:
-        """True when the reserved engine is on the trainer's GPU."""
-        return bool(self.reserved) and self.reserved == self.trainer
+        """True when the reserved engine is on a GPU of the trainer's."""
+        return bool(self.reserved) and set(self.reserved) <= set(self.trainer)
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,14 @@ def assign_gpus(spec: JobSpec, gpus: Sequence[Gpu], *, engines_on_cpu: bool = Fa
         return GpuAssignment()
     wanted = wanted_gpus(spec, engines_on_cpu=engines_on_cpu)
     each, reserved, rollouts, first, needed = wanted.each, wanted.reserves, wanted.rollouts, wanted.first, wanted.total
+    learning = wanted.learning
     if each > 1 and (reserved or rollouts) and any(gpu.is_instance for gpu in gpus[1:]):
         return GpuRefusal("rollout.engine.args", ONE_INSTANCE.format(each=each))
     if needed > len(gpus):
-        return _refusal(gpus, rollouts=rollouts, each=each, first=first, reserved=reserved)
+        return _refusal(gpus, rollouts=rollouts, each=each, learning=learning, first=first, reserved=reserved)
     return GpuAssignment(
-        trainer=tuple(gpus[:1]),
-        reserved=tuple(gpus[:1] if first == 1 else gpus[1:first]) if reserved else (),
+        trainer=tuple(gpus[:learning]),
+        reserved=tuple(gpus[:1] if first == learning else gpus[learning:first]) if reserved else (),
         rollouts=tuple(tuple(gpus[at : at + each]) for at in range(first, needed, each or 1)),
         unused=tuple(gpus[needed:]),
     )
@@ -72,6 +73,8 @@ def assign_gpus(spec: JobSpec, gpus: Sequence[Gpu], *, engines_on_cpu: bool = Fa
 class WantedGpus:
     """GPUs that a run asks for."""
 
+    learning: int
+    """The learner's, one for each of its processes."""
     each: int
     """Of one engine; 0 where engines have none."""
     reserves: bool
@@ -82,7 +85,7 @@ class WantedGpus:
     @property
     def first(self) -> int:
         """The learner's and the reserved engine's."""
-        return 1 + (self.each if self.reserves and self.each > 1 else 0)
+        return self.learning + (self.each if self.reserves and self.each > 1 else 0)
 
     @property
     def total(self) -> int:
@@ -95,7 +98,8 @@ def wanted_gpus(spec: JobSpec, *, engines_on_cpu: bool = False) -> WantedGpus:
     trains = samples_to_train(spec)
     each = 0 if engines_on_cpu or not wants_engines(spec) else gpus_per_engine(spec.rollout.engine)
     reserves = each > 0 and (spec.trainer.reserved_engine or not trains)
-    return WantedGpus(each=each, reserves=reserves, rollouts=num_rollouts(spec) if trains and each else 0)
+    rollouts = num_rollouts(spec) if trains and each else 0
+    return WantedGpus(spec.trainer.processes_per_pod, each, reserves=reserves, rollouts=rollouts)
 
 
 def with_gpus(wanted: Workers, assignment: GpuAssignment) -> Workers:
@@ -117,7 +121,7 @@ def assignment_line(assignment: GpuAssignment) -> str:
     if not assignment.trainer:
         return ""
     parts = [f"the learner {_numbers(assignment.trainer)}"]
-    if assignment.shared:
+    if assignment.reserved == assignment.trainer:
         parts = [f"the learner and the reserved engine {_numbers(assignment.trainer)}"]
     elif assignment.reserved:
         parts.append(f"the reserved engine {_numbers(assignment.reserved)}")
@@ -129,19 +133,23 @@ def assignment_line(assignment: GpuAssignment) -> str:
     return f"GPUs ({models}): {' · '.join(parts)}"
 
 
-def _refusal(gpus: Sequence[Gpu], *, rollouts: int, each: int, first: int, reserved: bool) -> GpuRefusal:
+def _refusal(gpus: Sequence[Gpu], *, rollouts: int, each: int, learning: int, first: int, reserved: bool) -> GpuRefusal:
+    if learning > len(gpus):
+        asked = f"{learning} processes that learn need a GPU each"
+        return GpuRefusal("trainer.processesPerPod", f"{asked}, and this run sees {len(gpus)} ({_numbers(gpus)})")
     there = f"and this run sees {len(gpus)} ({_numbers(gpus)})"
     room = (len(gpus) - first) // each
     if room < 0:
-        sentence = f"1 GPU of the learner and {first - 1} of the reserved engine (rollout.engine.args), {there}"
+        engine = f"{first - learning} of the reserved engine (rollout.engine.args)"
+        sentence = f"{learning} GPU{'s' if learning > 1 else ''} of the learner and {engine}, {there}"
         return GpuRefusal("trainer.reservedEngine", f"{sentence}; spread engines over fewer GPUs, or set it to false")
-    own = f" and {first - 1} of the reserved engine" if first > 1 else ""
+    own = f" and {first - learning} of the reserved engine" if first > learning else ""
     advice = f"set {room}" if room or not reserved else "set 0: the reserved engine generates alone"
     return GpuRefusal(
         "rollout.replicas",
         f"{rollouts} {'rollout' if rollouts == 1 else 'rollouts'} of {each} GPU{'s' if each > 1 else ''} each"
-        f" (rollout.engine.args), beside 1 of the learner{own}, need {first + rollouts * each} GPUs, {there}; {advice},"
-        " or use a cluster",
+        f" (rollout.engine.args), beside {learning} of the learner{own}, need {first + rollouts * each} GPUs, {there};"
+        f" {advice}, or use a cluster",
     )
 
 

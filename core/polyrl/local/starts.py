@@ -75,7 +75,7 @@ def how_it_ended(exit_code: int) -> str:
     if number in set(signal.Signals):
         return f"was killed ({signal.Signals(number).name})"
     if exit_code == TEMPORARY_EXIT:
-        return "lost its engine: killed, or not ready in time"
+        return "lost a process that it needs: killed, or not ready in time"
     return f"ended with exit code {exit_code}"
 
 

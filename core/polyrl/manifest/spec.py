@@ -49,6 +49,9 @@ class TrainerSpec(ManifestModel):
 
     replicas: Annotated[int, Field(ge=1, le=512)] = 1
     """Trainer pods, one rank group each. Immutable unless suspended: ranks agree on their number when they start."""
+    processes_per_pod: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that learn together in one trainer pod, or on one machine, each on a GPU of its own and with a shard of
+    weights, gradients and optimizer. Immutable unless suspended."""
     reserved_engine: bool = True
     """An engine on the trainer's own devices generates while the learner waits, so that a step never needs spot."""
     backend: Annotated[TrainerBackend, BY_VALUE, CLUSTER_ONLY] = TrainerBackend.JOB

@@ -8,7 +8,7 @@ from transformers import Qwen2Config
 
 from polyrl.memory.learner import kept_bytes
 from polyrl.memory.sizes import ModelSizes
-from polyrl_trainer.backends.model_factory import load_model
+from polyrl_trainer.backends.models.model_factory import load_model
 from polyrl_trainer.backends.policy import hidden_states
 
 WIDTH = 256

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from polyrl_cli.manifests.load import load_manifest
-from polyrl_trainer.backends.model_factory import load_model
+from polyrl_trainer.backends.models.model_factory import load_model
 from polyrl_trainer.data.tokenizers import HuggingFaceTokenizer
 from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source, prepare
 from polyrl_trainer.user_code.loading import load_function

@@ -19,7 +19,7 @@ from polyrl.manifest.data import DatasetSpec
 from polyrl.manifest.parts.preferences import DpoSpec
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig, SpecialTokens
-from polyrl_trainer.backends.model_factory import load_model
+from polyrl_trainer.backends.models.model_factory import load_model
 from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.memory.learner import learner_memory
 from polyrl.memory.sizes import ModelSizes
-from polyrl_trainer.backends.model_factory import load_model
+from polyrl_trainer.backends.models.model_factory import load_model
 
 TOLERANCE = 0.1
 LENGTH = 256

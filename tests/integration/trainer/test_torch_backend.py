@@ -16,7 +16,8 @@ from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl_trainer.backend import LossInputs, StepResult
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.policy import ReferencePolicy
-from polyrl_trainer.backends.single_process import MAX_SKIPPED_IN_A_ROW, TorchBackend, create_torch_backend
+from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
+from polyrl_trainer.backends.updates import MAX_SKIPPED_IN_A_ROW
 from polyrl_trainer.losses import policy_loss, sft_loss, with_advantages
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.testing.backend_conformance import (

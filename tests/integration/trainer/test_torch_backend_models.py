@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from polyrl.errors import InvalidData, InvalidManifest
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig, SpecialTokens
-from polyrl_trainer.backends.model_factory import load_model, serving_files
+from polyrl_trainer.backends.models.model_factory import load_model, serving_files
 from polyrl_trainer.backends.packing import PackingPolicy, pack_pass, plan_passes
 from polyrl_trainer.backends.policy import create_policy, hidden_states, probe_model
 from polyrl_trainer.sample import Sample

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification
 from polyrl.errors import InvalidData
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig, SpecialTokens
-from polyrl_trainer.backends.model_factory import load_model
+from polyrl_trainer.backends.models.model_factory import load_model
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.testing.backend_conformance import MODEL, assert_weights_equal, draw_samples, exported
 

@@ -2,10 +2,13 @@
 
     configs          model, engine, optimizer, checkpoint: what every backend takes
     single_process   `TorchBackend`: one policy, AdamW, CPU or one GPU; made by `create_torch_backend`
+    fsdp             the same by several processes, each with a shard of the model
+    learners         who makes the learners of a run, the one or the other
     policy           the forward pass in bounded memory, the probe of a new model, the frozen reference
-    model_factory    a model from a config or a Hugging Face folder
+    models           a model from a config or a Hugging Face folder, value heads, adapters
     packing          sequences of different lengths in the rows of a pass
+    updates          an optimizer step and its schedule
     training_state   the files of a checkpoint
 
-Loops import `configs`, `single_process` and `policy`; the rest is the backend's own.
+Loops import `configs`, `learners` and `policy`; the rest is the backends' own.
 """

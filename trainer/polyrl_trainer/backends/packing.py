@@ -160,7 +160,7 @@ def pack_pass(samples: Sequence[Sample], one: Pass, device: torch.device) -> Pac
             end = start + sample.length
             input_ids[number, start:end] = sample.tokens
             position_ids[number, start:end] = np.arange(sample.length)
-            predicting.append(_learned(sample) + number * one.width + start - 1)
+            predicting.append(learned_positions(sample) + number * one.width + start - 1)
             start = end
         first = start if alone else 0
         position_ids[number, start:] = np.arange(first, first + one.width - start)
@@ -178,41 +178,47 @@ def pack_pass(samples: Sequence[Sample], one: Pass, device: torch.device) -> Pac
 
 
 def loss_inputs(
-    batch: PackedBatch, log_probs: torch.Tensor, entropy: torch.Tensor, values: torch.Tensor | None = None
+    samples: Sequence[Sample],
+    sequence: torch.Tensor,
+    log_probs: torch.Tensor,
+    entropy: torch.Tensor,
+    values: torch.Tensor | None = None,
 ) -> LossInputs:
-    """What a loss sees of a pass; `log_probs`, `entropy` and `values` are float32[P]."""
+    """What a loss sees of samples in packing order; `sequence`, int64[P], counts along them, `log_probs`, `entropy` and
+    `values` are float32[P]."""
     device = log_probs.device
-    absent = frozenset(name for name in OPTIONAL_FIELDS if any(getattr(one, name) is None for one in batch.samples))
-    columns = {name: _column(batch.samples, name).to(device) for name in OPTIONAL_FIELDS}
-    mask = torch.from_numpy(np.concatenate([one.loss_mask[_learned(one)] for one in batch.samples]))
+    absent = frozenset(name for name in OPTIONAL_FIELDS if any(getattr(one, name) is None for one in samples))
+    columns = {name: _column(samples, name).to(device) for name in OPTIONAL_FIELDS}
+    mask = torch.from_numpy(np.concatenate([one.loss_mask[learned_positions(one)] for one in samples]))
     return LossInputs(
         log_probs=log_probs,
         entropy=entropy,
         mask=mask.to(device=device, dtype=torch.float32),
-        sequence=batch.sequence,
-        num_sequences=len(batch.samples),
+        sequence=sequence,
+        num_sequences=len(samples),
         absent=absent,
-        drawers=_drawers(batch.samples, device),
+        drawers=_drawers(samples, device),
         values=values,
-        old_values=_where_all_have(batch.samples, "old_values", device),
-        returns=_where_all_have(batch.samples, "returns", device),
+        old_values=_where_all_have(samples, "old_values", device),
+        returns=_where_all_have(samples, "returns", device),
         **columns,
     )
 
 
-def unpack(batch: PackedBatch, values: torch.Tensor) -> list[npt.NDArray[np.float32]]:
-    """float32[T] per sample of the pass, in packing order, from float32[P]; 0 on positions that are not learned."""
-    arrays = [np.zeros(sample.length, dtype=np.float32) for sample in batch.samples]
+def unpack(samples: Sequence[Sample], values: torch.Tensor) -> list[npt.NDArray[np.float32]]:
+    """float32[T] per sample, from float32[P] of all in order; 0 on positions that are not learned."""
+    arrays = [np.zeros(sample.length, dtype=np.float32) for sample in samples]
     flat = values.detach().to("cpu", torch.float32).numpy()
     start = 0
-    for sample, array in zip(batch.samples, arrays, strict=True):
-        learned = _learned(sample)
+    for sample, array in zip(samples, arrays, strict=True):
+        learned = learned_positions(sample)
         array[learned] = flat[start : start + len(learned)]
         start += len(learned)
     return arrays
 
 
-def _learned(sample: Sample) -> npt.NDArray[np.int64]:
+def learned_positions(sample: Sample) -> npt.NDArray[np.int64]:
+    """Where `loss_mask` is not 0. Raises ValueError when the first token is among them."""
     learned: npt.NDArray[np.int64] = np.flatnonzero(sample.loss_mask)
     if len(learned) and learned[0] == 0:
         raise ValueError(f"sample {sample.id or '(unnamed)'}: its first token has no predecessor to learn it from")
@@ -220,7 +226,7 @@ def _learned(sample: Sample) -> npt.NDArray[np.int64]:
 
 
 def _drawers(samples: Sequence[Sample], device: torch.device) -> torch.Tensor | None:
-    arrays = [one.drawers[_learned(one)] for one in samples if one.drawers is not None]
+    arrays = [one.drawers[learned_positions(one)] for one in samples if one.drawers is not None]
     return torch.from_numpy(np.concatenate(arrays)).to(device) if len(arrays) == len(samples) else None
 
 
@@ -233,5 +239,7 @@ def _column(samples: Sequence[Sample], name: str) -> torch.Tensor:
     parts = []
     for sample in samples:
         values = getattr(sample, name)
-        parts.append((np.zeros(sample.length) if values is None else values)[_learned(sample)].astype(np.float32))
+        parts.append(
+            (np.zeros(sample.length) if values is None else values)[learned_positions(sample)].astype(np.float32)
+        )
     return torch.from_numpy(np.concatenate(parts))

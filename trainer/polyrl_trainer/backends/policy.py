@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import ParamSpec, Protocol, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,12 @@ from transformers import PreTrainedModel
 
 from polyrl.errors import DeadlineExceeded, InvalidData, UserError
 from polyrl.manifest.environment import VISIBLE_GPUS
-from polyrl_trainer.backend import LossInputs, TrainFuture
-from polyrl_trainer.backends import lora
+from polyrl_trainer.backend import TrainFuture
 from polyrl_trainer.backends.configs import Dtype, EngineConfig, Head, ModelConfig
-from polyrl_trainer.backends.model_factory import VARIABLE_LENGTH_ATTENTION, attention_for, load_model
-from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, loss_inputs, pack_pass, plan_passes, unpack
-from polyrl_trainer.backends.value_head import add_head, position_values, probe_value_model
+from polyrl_trainer.backends.models import lora
+from polyrl_trainer.backends.models.model_factory import VARIABLE_LENGTH_ATTENTION, attention_for, load_model
+from polyrl_trainer.backends.models.value_head import CPU, add_head, position_values, probe_value_model
+from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, pack_pass, plan_passes, unpack
 from polyrl_trainer.sample import Sample
 
 P = ParamSpec("P")
@@ -108,12 +108,13 @@ RELATIVE_TOLERANCE = 1e-3
 
 
 @torch.no_grad()
-def probe_model(model: PreTrainedModel) -> None:
+def probe_model(model: PreTrainedModel, device: torch.device = CPU, tolerance: float = RELATIVE_TOLERANCE) -> None:
     """Raises InvalidData when packed sequences influence each other, or head(hidden) is not the model's logits."""
     vocabulary = model.config.get_text_config().vocab_size
     first = torch.arange(FIRST_LENGTH).remainder(vocabulary).unsqueeze(0)
     second = torch.arange(FIRST_LENGTH, FIRST_LENGTH + SECOND_LENGTH).remainder(vocabulary).unsqueeze(0)
     positions = torch.cat([torch.arange(FIRST_LENGTH), torch.arange(SECOND_LENGTH)]).unsqueeze(0)
+    first, second, positions = (one.to(device) for one in (first, second, positions))
     name = model.config.model_type
     try:
         alone = model(input_ids=second, use_cache=False).logits[0]
@@ -121,11 +122,32 @@ def probe_model(model: PreTrainedModel) -> None:
         packed = vocabulary_head(model)(hidden)[0, FIRST_LENGTH:]
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise InvalidData(f"the model ({name}) fails on its first tokens: {' '.join(str(error).split())}") from error
-    if (alone - packed).abs().max() > RELATIVE_TOLERANCE * alone.abs().max():
+    if (alone - packed).abs().max() > tolerance * alone.abs().max():
         raise InvalidData(
             f"models of type {name} cannot be trained packed: their logits depend on the neighbours in a row, "
             "or are rescaled after the vocabulary head"
         )
+
+
+class PassOutputs(NamedTuple):
+    """What a model says of the learned tokens of a pass, float32[P] each."""
+
+    log_probs: torch.Tensor
+    """0 of a model that has a value head alone; so are its entropies."""
+    entropy: torch.Tensor
+    values: torch.Tensor | None
+    """None of a language model."""
+
+
+class Within(Protocol):
+    """Runs a part of the forward pass where the model's weights are whole."""
+
+    def __call__(self, work: Callable[[], R]) -> R: ...
+
+
+def at_once(work: Callable[[], R]) -> R:
+    """Of a model that is whole in this process."""
+    return work()
 
 
 @dataclass(frozen=True)
@@ -138,6 +160,7 @@ class Policy:
     packing: PackingPolicy
     max_logits_bytes: int
     head: Head = "tokens"
+    within: Within = at_once
 
     def passes(self, samples: Sequence[Sample], together: int = 1) -> Iterator[PackedBatch]:
         """Every sample in exactly one pass, so many consecutive ones in the same. Raises ValueError for no samples, no
@@ -147,57 +170,48 @@ class Policy:
         for one in plan_passes([sample.length for sample in samples], self.packing, together):
             yield pack_pass(samples, one, self.device)
 
-    def score(
-        self, batch: PackedBatch, temperature: float, *, entropy_gradient: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32[P] log_softmax(logits / temperature) of the learned tokens, and float32[P] entropies, detached unless
-        `entropy_gradient`."""
+    def outputs(self, batch: PackedBatch, temperature: float, *, entropy_gradient: bool = False) -> PassOutputs:
+        """By the model's head: of logits / temperature, and entropies detached unless `entropy_gradient`."""
         with self._autocast():
-            return self._score(self._predicting(batch), batch, temperature, entropy_gradient)
-
-    def _score(
-        self, hidden_PH: torch.Tensor, batch: PackedBatch, temperature: float, entropy_gradient: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        with self._autocast():
-            head = vocabulary_head(self.model)
-            scale = 1.0 / effective_temperature(temperature)
-            chunk = max(1, self.max_logits_bytes // (LOGIT_BYTES * self.model.config.get_text_config().vocab_size))
-            parts = []
-            for hidden_CH, targets in zip(
-                torch.split(hidden_PH, chunk), torch.split(batch.targets, chunk), strict=True
-            ):
-                given = head, hidden_CH, targets, scale, entropy_gradient
-                if torch.is_grad_enabled() and len(hidden_PH) > chunk:
-                    parts.append(checkpoint(_score_chunk, *given, use_reentrant=False))
-                else:
-                    parts.append(_score_chunk(*given))
-        return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([entropy for _, entropy in parts])
+            return self.within(lambda: self._outputs(batch, temperature, entropy_gradient))
 
     def position_values(self, batch: PackedBatch) -> torch.Tensor:
         """float32[P], what the value head says of all before each learned token. Raises InvalidData without one."""
         with self._autocast():
-            return position_values(self.model, self._predicting(batch))
-
-    def loss_inputs(self, batch: PackedBatch, temperature: float, *, entropy_gradient: bool = False) -> LossInputs:
-        """What a loss sees of a pass, by the model's head."""
-        if self.head == "tokens":
-            return loss_inputs(batch, *self.score(batch, temperature, entropy_gradient=entropy_gradient))
-        if self.head == "both":
-            with self._autocast():
-                hidden_PH = self._predicting(batch)
-                values = position_values(self.model, hidden_PH)
-            return loss_inputs(batch, *self._score(hidden_PH, batch, temperature, entropy_gradient), values)
-        values = self.position_values(batch)
-        nothing = torch.zeros_like(values, requires_grad=False)
-        return loss_inputs(batch, nothing, nothing, values)
+            return self.within(lambda: position_values(self.model, self._predicting(batch)))
 
     def log_probs(self, samples: Sequence[Sample], temperature: float) -> list[npt.NDArray[np.float32]]:
         """float32[T] per sample, in the order given; 0 where loss_mask is 0."""
-        return self._of_samples(samples, lambda batch: self.score(batch, temperature)[0])
+        return self._of_samples(samples, lambda batch: self.outputs(batch, temperature).log_probs)
 
     def values(self, samples: Sequence[Sample]) -> list[npt.NDArray[np.float32]]:
         """The same by the value head."""
         return self._of_samples(samples, self.position_values)
+
+    def _outputs(self, batch: PackedBatch, temperature: float, entropy_gradient: bool) -> PassOutputs:
+        hidden_PH = self._predicting(batch)
+        values = None if self.head == "tokens" else position_values(self.model, hidden_PH)
+        if self.head == "value":
+            assert values is not None
+            nothing = torch.zeros_like(values, requires_grad=False)
+            return PassOutputs(nothing, nothing, values=values)
+        log_probs, entropy = self._score(hidden_PH, batch, temperature, entropy_gradient)
+        return PassOutputs(log_probs, entropy, values=values)
+
+    def _score(
+        self, hidden_PH: torch.Tensor, batch: PackedBatch, temperature: float, entropy_gradient: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        head = vocabulary_head(self.model)
+        scale = 1.0 / effective_temperature(temperature)
+        chunk = max(1, self.max_logits_bytes // (LOGIT_BYTES * self.model.config.get_text_config().vocab_size))
+        parts = []
+        for hidden_CH, targets in zip(torch.split(hidden_PH, chunk), torch.split(batch.targets, chunk), strict=True):
+            given = head, hidden_CH, targets, scale, entropy_gradient
+            if torch.is_grad_enabled() and len(hidden_PH) > chunk:
+                parts.append(checkpoint(_score_chunk, *given, use_reentrant=False))
+            else:
+                parts.append(_score_chunk(*given))
+        return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
     @torch.no_grad()
     def _of_samples(
@@ -205,7 +219,7 @@ class Policy:
     ) -> list[npt.NDArray[np.float32]]:
         by_sample: dict[int, npt.NDArray[np.float32]] = {}
         for batch in self.passes(samples):
-            by_sample.update(zip(batch.indices, unpack(batch, of_pass(batch)), strict=True))
+            by_sample.update(zip(batch.indices, unpack(batch.samples, of_pass(batch)), strict=True))
         return [by_sample[index] for index in range(len(samples))]
 
     def _autocast(self) -> torch.autocast:
@@ -219,7 +233,7 @@ class Policy:
 def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
     """Loads, probes and places the model. Raises InvalidManifest or InvalidData for a source that cannot be trained,
     UserError for a device that is not there."""
-    device = torch.device(_device_name(engine.device))
+    device = torch.device(device_name(engine.device))
     loaded = load_model(model.source, model.seed, model.dtype, model.special_tokens, model.vocabulary, model.head)
     if model.head == "value":
         probe_value_model(loaded)
@@ -230,21 +244,26 @@ def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
     if model.adapter is not None:
         lora.add_adapter(loaded, model.adapter, model.seed)
         lora.hold_frozen_in(loaded, model.dtype)
-    attention = attention_for(device, model.dtype)
-    loaded.set_attn_implementation(attention)
-    shape = PackingPolicy.variable_length if attention == VARIABLE_LENGTH_ATTENTION else PackingPolicy.dense
+    loaded.set_attn_implementation(attention_for(device, model.dtype))
     loaded.to(device)  # type: ignore[arg-type]
     return Policy(
         model=loaded,
         device=device,
         dtype=model.dtype,
-        packing=shape(engine.max_tokens_per_micro_batch),
+        packing=packing_for(loaded, engine.max_tokens_per_micro_batch),
         max_logits_bytes=engine.max_logits_bytes,
         head=model.head,
     )
 
 
-def _device_name(wanted: str) -> str:
+def packing_for(model: PreTrainedModel, max_tokens: int) -> PackingPolicy:
+    """By the attention that the model was given."""
+    variable = model.config._attn_implementation == VARIABLE_LENGTH_ATTENTION
+    return (PackingPolicy.variable_length if variable else PackingPolicy.dense)(max_tokens)
+
+
+def device_name(wanted: str) -> str:
+    """Of `EngineConfig.device`. Raises UserError for a GPU where there is none."""
     found = torch.cuda.is_available()
     if wanted.startswith("cuda") and not found:
         raise UserError(

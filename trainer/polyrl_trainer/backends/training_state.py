@@ -11,7 +11,7 @@ training_state.json                                      step and checksums; wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -58,16 +58,28 @@ def write_checkpoint(
 
     Raises FileExistsError when the folder is not empty, OSError when the disk refuses.
     """
-    if any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty")
+    require_empty(folder)
     for name in (*tensors, *files):
         (folder / name).parent.mkdir(exist_ok=True)
     for name, by_name in tensors.items():
         contents = {key: tensor.detach().contiguous() for key, tensor in by_name.items()}
         save_file(contents, folder / name, metadata=SAFETENSORS_METADATA)
+    seal(folder, step, list(tensors), files, fsync=fsync, base=base)
+
+
+def require_empty(folder: Path) -> None:
+    """Raises FileExistsError."""
+    if any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty")
+
+
+def seal(
+    folder: Path, step: int, written: Sequence[str], files: Mapping[str, bytes], *, fsync: bool, base: str = ""
+) -> None:
+    """Writes `files` beside what is `written` already, then the state, which tells what all of them must be."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    checksums = {name: checksum(folder / name) for name in [*tensors, *files]}
+    checksums = {name: checksum(folder / name) for name in [*written, *files]}
     state = TrainingState(FORMAT_VERSION, step, checksums=checksums, base=base)
     (folder / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     if fsync:
@@ -75,8 +87,8 @@ def write_checkpoint(
             sync(path)
 
 
-def read_state(folder: Path) -> TrainingState:
-    """Raises InvalidData naming the file that is missing, unreadable or changed since it was written."""
+def read_state(folder: Path, *, check: bool = True) -> TrainingState:
+    """Raises InvalidData naming the file that is missing, unreadable or, with `check`, changed since it was written."""
     path = folder / STATE_FILE
     try:
         state = msgspec.json.decode(path.read_bytes(), type=TrainingState)
@@ -86,7 +98,7 @@ def read_state(folder: Path) -> TrainingState:
         raise InvalidData(f"{path}: {error}") from error
     if state.format_version != FORMAT_VERSION:
         raise InvalidData(f"{path}: format version {state.format_version}, this release reads {FORMAT_VERSION}")
-    for name, noted in state.checksums.items():
+    for name, noted in state.checksums.items() if check else ():
         if not (folder / name).is_file():
             raise InvalidData(f"{folder / name}: missing from the checkpoint")
         if checksum(folder / name) != noted:
@@ -94,8 +106,8 @@ def read_state(folder: Path) -> TrainingState:
     return state
 
 
-def read_tensors(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a file, on the CPU; names, shapes and dtypes must be those of `expected`.
+def read_tensors(path: Path, expected: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+    """The tensors of a file, on the CPU; names, shapes and dtypes must be those of `expected`, if given.
 
     Raises InvalidData naming the file and the first tensor that does not fit.
     """
@@ -103,7 +115,8 @@ def read_tensors(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, 
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise InvalidData(f"{path}: cannot be read: {error}") from error
-    check_tensors(path, tensors, expected)
+    if expected is not None:
+        check_tensors(path, tensors, expected)
     return tensors
 
 

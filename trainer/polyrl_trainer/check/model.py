@@ -30,7 +30,7 @@ def check_model(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage
         faults = [] if config is None or recipe.model.config is None else list(_wrong_sizes(config))
         yield from faults
         if config is not None and recipe.model.lora is not None and not faults:
-            from polyrl_trainer.backends.lora import check_targets
+            from polyrl_trainer.backends.models.lora import check_targets
 
             check_targets(config, recipe.model.lora.target_modules)
     except ModuleNotFoundError as error:
@@ -44,7 +44,7 @@ def check_model(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage
 def _config(recipe: RecipeSpec, manifest_dir: Path) -> Any:
     """None where the model or its tokenizer is not on this machine."""
     if recipe.model.config is not None:
-        from polyrl_trainer.backends.model_config import model_config
+        from polyrl_trainer.backends.models.model_config import model_config
 
         if not tokenizer_is_here(recipe, manifest_dir):
             return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,15 @@ from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl_trainer.backends.configs import (
     AdapterConfig,
-    CheckpointConfig,
     EngineConfig,
     Head,
     ModelConfig,
     OptimizerConfig,
     SpecialTokens,
 )
-from polyrl_trainer.backends.policy import ReferencePolicy, ReferenceScores
-from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
+from polyrl_trainer.backends.learners import Learner, Learners
+from polyrl_trainer.backends.policy import ReferenceScores
+from polyrl_trainer.backends.single_process import SingleProcess
 from polyrl_trainer.checkpoints import CRITIC, MODEL
 from polyrl_trainer.loops.critic import Critic, SharedCritic
 from polyrl_trainer.loops.evaluation import PREFIX
@@ -59,6 +59,7 @@ class Stages:
     prepared: Prepared
     session: Session
     engine: EngineConfig
+    learners: Learners = field(default_factory=SingleProcess)
     resumed_from: Path | None = None
     own: OwnAlgorithm = NOTHING_OWN
 
@@ -84,7 +85,7 @@ class Stages:
             await self._evaluate("afterSft", side, backend)
         return not self.session.stop.is_set()
 
-    async def _train_sft(self, side: RolloutSide | None, backend: TorchBackend) -> bool:
+    async def _train_sft(self, side: RolloutSide | None, backend: Learner) -> bool:
         assert self.prepared.conversations is not None, "SFT has its data"
 
         async def after_step() -> None:
@@ -131,7 +132,7 @@ class Stages:
     async def _train_rl(
         self,
         side: RolloutSide | None,
-        backend: TorchBackend,
+        backend: Learner,
         reference: ReferenceScores | None,
         critic: Critic | None,
     ) -> bool:
@@ -155,7 +156,7 @@ class Stages:
         return await run_rl_training(parts, self.recipe, self.session)
 
     async def _evaluate(
-        self, moment: str, side: RolloutSide | None, backend: TorchBackend, only_without: tuple[str, ...] = ()
+        self, moment: str, side: RolloutSide | None, backend: Learner, only_without: tuple[str, ...] = ()
     ) -> None:
         """Once per moment; skipped when nobody can generate, or when a moment of `only_without` says the same."""
         done = self.session.state.results.evaluations
@@ -180,7 +181,7 @@ class Stages:
             )
         return final / MODEL
 
-    def _rl_backend(self, source: ModelPlace) -> TorchBackend:
+    def _rl_backend(self, source: ModelPlace) -> Learner:
         algorithm = self.recipe.algorithm
         # While a critic warms up, the policy's schedule stands still.
         steps = algorithm.steps - (algorithm.critic.warmup_steps if algorithm.uses_critic else 0)
@@ -197,7 +198,7 @@ class Stages:
         total = algorithm.steps * updates_per_step(algorithm)
         schedule = OptimizerConfig.from_manifest(algorithm.critic.optimizer, total)
         model = replace(self._model(source), head="value")
-        with closing(create_torch_backend(model, self.engine, schedule, CheckpointConfig())) as backend:
+        with closing(self.learners.learner(model, self.engine, schedule)) as backend:
             if self.resumed_from is not None and self.session.state.step > 0:
                 if not (self.resumed_from / CRITIC).is_dir():
                     raise InvalidData(f"{self.resumed_from}: was saved without a critic, and advantage gae needs one")
@@ -208,12 +209,12 @@ class Stages:
 
     def _backend(
         self, source: ModelPlace, optimizer: OptimizerSpec, total_steps: int, head: Head = "tokens"
-    ) -> TorchBackend:
+    ) -> Learner:
         """The stage's backend, where its checkpoint stands if the run is resumed within this stage."""
         schedule = OptimizerConfig.from_manifest(optimizer, max(1, total_steps))
         head = "value" if self.recipe.mode is Mode.REWARD_MODEL else head
         model = replace(self._model(source), head=head)
-        backend = create_torch_backend(model, self.engine, schedule, CheckpointConfig())
+        backend = self.learners.learner(model, self.engine, schedule)
         vocabulary = int(json.loads(backend.serving_files()["config.json"])["vocab_size"])
         check_vocabulary(self.prepared.tokenizer, vocabulary)
         if self.resumed_from is not None and self.session.state.step > 0:
@@ -222,7 +223,7 @@ class Stages:
         return backend
 
     @contextmanager
-    def _reference(self, source: ModelPlace, backend: TorchBackend) -> Iterator[ReferenceScores | None]:
+    def _reference(self, source: ModelPlace, backend: Learner) -> Iterator[ReferenceScores | None]:
         if self.recipe.algorithm.kl_coefficient == 0:
             yield None
             return
@@ -236,11 +237,11 @@ class Stages:
         with closing(self._start_of(source, backend)) as reference:
             yield reference
 
-    def _start_of(self, source: ModelPlace, backend: TorchBackend) -> ReferenceScores:
+    def _start_of(self, source: ModelPlace, backend: Learner) -> ReferenceScores:
         """What the stage learns from, and is compared with."""
         if self.recipe.model.lora is not None:
             return backend.below_adapters()
-        return ReferencePolicy(self._model(source), self.engine)
+        return self.learners.reference(self._model(source), self.engine)
 
     def _model(self, source: ModelPlace) -> ModelConfig:
         tokenizer = self.prepared.tokenizer

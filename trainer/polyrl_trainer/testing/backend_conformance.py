@@ -19,7 +19,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from polyrl_trainer.backend import LossInputs, TrainingBackend
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
-from polyrl_trainer.backends.model_factory import load_model
+from polyrl_trainer.backends.models.model_factory import load_model
 from polyrl_trainer.losses import sft_loss
 from polyrl_trainer.sample import Sample
 

@@ -283,6 +283,13 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         cel="!self.rollout.capacity.fallback.enabled || self.rollout.capacity.policy == 'SpotPreferred'",
     ),
     Rule(
+        "adapters-in-one-process",
+        "trainer.processesPerPod",
+        message="recipe.model.lora is learned by one process; set 1, or learn the whole model",
+        holds=lambda s: s.trainer.processes_per_pod == 1 or s.recipe.model.lora is None,
+        cel="self.trainer.processesPerPod == 1 || !has(self.recipe.model.lora)",
+    ),
+    Rule(
         "manager-known",
         "manager.url",
         message="trainer.backend External needs the URL of its manager",

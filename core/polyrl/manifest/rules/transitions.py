@@ -38,6 +38,7 @@ TRANSITIONS: Final[tuple[TransitionRule, ...]] = (
     _immutable("recipe.mode"),
     _immutable("recipe.seed"),
     _fixed_while_running("trainer.replicas"),
+    _fixed_while_running("trainer.processesPerPod"),
     _fixed_while_running("trainer.capacity"),
     _fixed_while_running("trainer.reservedEngine"),
     TransitionRule(

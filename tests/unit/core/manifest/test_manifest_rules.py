@@ -239,6 +239,7 @@ TRANSITION_TABLE = [
     ("seed-fixed", BEFORE, changed("recipe.seed", 1), False),
     ("replicas-fixed-while-running", BEFORE, changed("trainer.replicas", 2), False),
     ("replicas-fixed-while-running", SUSPENDED, changed("trainer.replicas", 2), True),
+    ("processesPerPod-fixed-while-running", BEFORE, changed("trainer.processesPerPod", 2), False),
     ("capacity-fixed-while-running", BEFORE, changed("trainer.capacity", "Any"), False),
     ("reservedEngine-fixed-while-running", BEFORE, changed("trainer.reservedEngine", False), False),
     ("deadline-only-shrinks", BEFORE, LIMITED, True),

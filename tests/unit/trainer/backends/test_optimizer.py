@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl_trainer.backends.configs import OptimizerConfig
-from polyrl_trainer.backends.single_process import (
+from polyrl_trainer.backends.updates import (
     create_optimizer,
     expected_state,
     learning_rate_at,

@@ -21,8 +21,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from polyrl.errors import InvalidManifest
-from polyrl_trainer.backends import value_head
 from polyrl_trainer.backends.configs import AdapterConfig, Dtype
+from polyrl_trainer.backends.models import value_head
 
 TARGETS_FIELD: Final = "spec.recipe.model.lora.targetModules"
 NAME: Final = "default"

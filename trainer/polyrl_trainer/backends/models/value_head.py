@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from polyrl.errors import InvalidData
 from polyrl_trainer.backends.configs import SpecialTokens
-from polyrl_trainer.backends.model_config import reason_of
+from polyrl_trainer.backends.models.model_config import reason_of
 
 HEAD = "score"
 """Name that transformers gives the layer, for the causal models that it has classifiers of."""
@@ -57,10 +57,12 @@ def position_values(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tenso
     """float32[...] from hidden states [..., H]; the head computes in float32, whatever the trunk's dtype: a bfloat16
     score has three digits."""
     with torch.autocast(hidden.device.type, enabled=False):
-        values: torch.Tensor = value_head(model)(hidden.float()).squeeze(-1)
+        # A copy: FSDP hangs its hooks on what a forward pass gives, which a view would lose.
+        values: torch.Tensor = value_head(model)(hidden.float()).squeeze(-1).clone()
     return values
 
 
+CPU = torch.device("cpu")
 FIRST, SECOND = (1, 2, 3, 4, 5), (2, 4, 3, 1)
 """Two probe sequences: long enough for a convolution of width 4 to leak over the boundary."""
 RELATIVE_TOLERANCE = 1e-3
@@ -68,11 +70,13 @@ RELATIVE_TOLERANCE = 1e-3
 
 
 @torch.no_grad()
-def probe_value_model(model: PreTrainedModel) -> None:
+def probe_value_model(
+    model: PreTrainedModel, device: torch.device = CPU, tolerance: float = RELATIVE_TOLERANCE
+) -> None:
     """Raises InvalidData when packed sequences influence each other, or the model's own score is another number."""
     vocabulary = model.config.get_text_config().vocab_size
-    first, second = (torch.tensor([ids]).remainder(vocabulary) for ids in (FIRST, SECOND))
-    positions = torch.cat([torch.arange(len(FIRST)), torch.arange(len(SECOND))]).unsqueeze(0)
+    first, second = (torch.tensor([ids], device=device).remainder(vocabulary) for ids in (FIRST, SECOND))
+    positions = torch.cat([torch.arange(len(FIRST)), torch.arange(len(SECOND))]).unsqueeze(0).to(device)
     name = model.config.model_type
     try:
         trunk = model.base_model(input_ids=torch.cat([first, second], dim=1), position_ids=positions, use_cache=False)
@@ -83,5 +87,5 @@ def probe_value_model(model: PreTrainedModel) -> None:
         raise InvalidData(f"the model ({name}) fails on its first tokens: {reason_of(error)}") from error
     last_is_padding = int(second[0, -1]) == model.config.get_text_config().pad_token_id
     difference = float((alone.logits[0, 0] - packed).abs())
-    if not last_is_padding and difference > RELATIVE_TOLERANCE * max(1.0, abs(float(packed))):
+    if not last_is_padding and difference > tolerance * max(1.0, abs(float(packed))):
         raise InvalidData(f"models of type {name} cannot be trained packed: their scores depend on neighbours in a row")

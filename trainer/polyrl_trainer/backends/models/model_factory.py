@@ -14,14 +14,21 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GenerationConfig,
+    PreTrainedModel,
+)
+from transformers.initialization import no_init_weights
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
 from polyrl.errors import InvalidData, InvalidManifest
 from polyrl_trainer.backends.configs import Dtype, Head, SpecialTokens
-from polyrl_trainer.backends.model_config import PLACE, model_config, reason_of
-from polyrl_trainer.backends.value_head import HEAD_WEIGHT, draw_head, name_padding
+from polyrl_trainer.backends.models.model_config import PLACE, model_config, reason_of
+from polyrl_trainer.backends.models.value_head import HEAD_WEIGHT, draw_head, name_padding
 
 _AUTO_MODELS: dict[Head, Any] = {
     "tokens": AutoModelForCausalLM,
@@ -56,6 +63,34 @@ def load_model(
         model = _from_folder(source, seed, head)
     else:
         model = _from_config(source, seed, special_tokens, vocabulary, head)
+    return _ready(model, dtype, special_tokens, head)
+
+
+def load_without_values(
+    folder: Path, seed: int, dtype: Dtype, special_tokens: SpecialTokens, head: Head
+) -> tuple[PreTrainedModel, bool]:
+    """The same of a folder whose tensors are read later: no page of a parameter is touched, buffers are right. Of a
+    language model a value head is drawn; True when so. Raises InvalidData for a folder that holds no model."""
+    _require_config(folder)
+    try:
+        config = AutoConfig.from_pretrained(
+            folder, local_files_only=True, **({"num_labels": 1} if head == "value" else {})
+        )
+        with no_init_weights():
+            made = _AUTO_MODELS[head].from_config(config, dtype=torch.float32, attn_implementation=DENSE_ATTENTION)
+        made.tie_weights()
+        if (folder / "generation_config.json").is_file() and hasattr(made, "generation_config"):
+            made.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError, KeyError, StrictDataclassError) as error:
+        raise InvalidData(f"{folder}: cannot be loaded as a model: {reason_of(error)}") from error
+    model: PreTrainedModel = made
+    drawn = head == "value" and _is_language_model(model)
+    if drawn:
+        draw_head(model, seed)
+    return _ready(model, dtype, special_tokens, head), drawn
+
+
+def _ready(model: PreTrainedModel, dtype: Dtype, special_tokens: SpecialTokens, head: Head) -> PreTrainedModel:
     if head == "value":
         name_padding(model, special_tokens)
     model.config.dtype = getattr(torch, dtype)
@@ -110,8 +145,7 @@ def _from_config(
 
 
 def _from_folder(folder: Path, seed: int, head: Head) -> PreTrainedModel:
-    if not (folder / "config.json").is_file():
-        raise InvalidData(f"{folder}: not a model folder, it has no config.json")
+    _require_config(folder)
     # The run's own display owns the terminal.
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -128,10 +162,19 @@ def _from_folder(folder: Path, seed: int, head: Head) -> PreTrainedModel:
         raise InvalidData(f"{folder}: cannot be loaded as a model: {reason_of(error)}") from error
     loaded: PreTrainedModel = model
     absent = set(loading["missing_keys"])
-    if head == "value" and type(model).__name__ not in (model.config.architectures or ()):
-        # The trunk of a language model.
+    if head == "value" and _is_language_model(loaded):
         draw_head(loaded, seed)
         absent.discard(HEAD_WEIGHT)
     if absent:
         raise InvalidData(f"{folder}: its weight files lack {len(absent)} tensors, {min(absent)} among them")
     return loaded
+
+
+def _require_config(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise InvalidData(f"{folder}: not a model folder, it has no config.json")
+
+
+def _is_language_model(scorer: PreTrainedModel) -> bool:
+    """Its folder holds the trunk of one, and no value head."""
+    return type(scorer).__name__ not in (scorer.config.architectures or ())

@@ -1,0 +1,115 @@
+"""A job whose learner is two processes, as a user starts it; one of them is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from transformers import AutoModelForCausalLM
+
+DEADLINE_S = 300.0
+POLL_S = 0.05
+STEPS = 12
+KILL_AFTER_STEP = 3
+FOLLOWER = "polyrl_trainer.backends.fsdp"
+JOB = f"""\
+apiVersion: polyrl.dev/v1alpha1
+kind: PolyRLJob
+metadata:
+  name: ranks
+spec:
+  recipe:
+    mode: sft+rl
+    seed: 3
+    model:
+      config:
+        {{model_type: qwen2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2,
+         num_key_value_heads: 2, initializer_range: 0.2}}
+      tokenizer: {{type: characters, alphabet: "0123456789="}}
+      dtype: float32
+    data:
+      sft: [{{path: sft.jsonl}}]
+      rl: [{{path: rl.jsonl}}]
+    sft: {{steps: 4, batchSize: 16, optimizer: {{learningRate: 1e-2}}}}
+    algorithm:
+      name: ppo
+      oldLogProbs: recompute
+      steps: {STEPS}
+      promptsPerStep: 16
+      miniBatchPrompts: 8
+      klCoefficient: 0.001
+      optimizer: {{learningRate: 1e-2}}
+      critic: {{optimizer: {{learningRate: 1e-2}}}}
+    sampling: {{samplesPerPrompt: 4, maxNewTokens: 6}}
+    reward: {{function: "reward:score"}}
+    checkpoint: {{everySteps: 2}}
+  rollout:
+    replicas: 0
+    engine: {{type: embedded, maxContext: 16, kvTokens: 1024}}
+  trainer: {{reservedEngine: true, processesPerPod: 2}}
+"""
+REWARD = "def score(sample):\n    return sum(one in '01234' for one in sample.response) / 6\n"
+
+
+def write_job(folder: Path) -> Path:
+    dice = random.Random(1)
+    digits = ["".join(dice.choices("0123456789", k=3)) for _ in range(32)]
+    (folder / "rl.jsonl").write_text("".join(json.dumps({"prompt": f"{text}="}) + "\n" for text in digits))
+    rows = [{"prompt": f"{text}=", "response": text * 2} for text in digits]
+    (folder / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "job.yaml").write_text(JOB)
+    return folder / "job.yaml"
+
+
+def rl_rows(run: Path) -> list[dict[str, Any]]:
+    if not (run / "metrics.jsonl").is_file():
+        return []
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["phase"] == "rl"]
+
+
+def followers(top: psutil.Process) -> list[psutil.Process]:
+    found = []
+    for one in top.children(recursive=True):
+        try:
+            if FOLLOWER in one.cmdline():
+                found.append(one)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_killed_rank_costs_its_group_a_restart_and_the_run_nothing(tmp_path: Path) -> None:
+    job, run = write_job(tmp_path), tmp_path / "run"
+    argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(job), "--out", str(run)]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    deadline = time.monotonic() + DEADLINE_S
+    while len(rl_rows(run)) < KILL_AFTER_STEP:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "no step was made"
+        time.sleep(POLL_S)
+    top = psutil.Process(process.pid)
+    (first,) = followers(top)
+    first.send_signal(signal.SIGKILL)
+    output = process.communicate(timeout=DEADLINE_S)[0]
+    assert process.returncode == 0, output
+    steps = rl_rows(run)
+    assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
+    assert "rank 1 of the learner's 2 was ended by SIGKILL" in (run / "logs" / "trainer.log").read_text()
+    assert (run / "logs" / "trainer-1.log").is_file(), "a second start of the whole group"
+    assert steps[-1]["reward/mean"] > steps[0]["reward/mean"] + 0.05
+    # What the ranks serve is what they compute with.
+    assert max(row["rollout_corr/k3_kl"] for row in steps) < 1e-5
+    assert steps[0]["actor/kl_loss"] < steps[-1]["actor/kl_loss"]
+    AutoModelForCausalLM.from_pretrained(run / "checkpoints" / f"rl-step-{STEPS:06d}" / "model")
+    assert not psutil.pid_exists(first.pid)

@@ -1,0 +1,107 @@
+"""`python -m polyrl_trainer.backends.fsdp`: any rank but the first; torchrun's variables say which.
+
+It does what the leader says until the run is over. What fails on all ranks alike (a folder that holds no model, a disk
+that is full) the leader reports, and the rank waits for the next command. Anything else leaves the ranks at odds with
+each other: this process ends, with its reason in the log, and with it the group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections import deque
+from pathlib import Path
+
+import torch
+
+from polyrl import parent_death_signal
+from polyrl.errors import PolyRLError
+from polyrl_trainer.backends.fsdp import commands
+from polyrl_trainer.backends.fsdp.commands import (
+    CreateCommand,
+    DropCommand,
+    EndCommand,
+    LearnCommand,
+    RankCommand,
+    ScoreCommand,
+)
+from polyrl_trainer.backends.fsdp.heartbeat import RankHeartbeat
+from polyrl_trainer.backends.fsdp.processes import DEVICE, SILENCE, rank_device
+from polyrl_trainer.backends.fsdp.rank_model import RankModel
+from polyrl_trainer.backends.fsdp.ranks import RankPlace, Ranks
+
+LOST_EXIT = 1
+"""Without the leader, or at odds with the others."""
+
+
+def main() -> None:
+    """Until the leader ends the run."""
+    parent_death_signal.hold()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The leader is asked to stop, and says when.
+        signal.signal(number, signal.SIG_IGN)
+    place = RankPlace.from_environment()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    device = rank_device(os.environ[DEVICE], place.local_rank)
+    try:
+        _run(place, device)
+    except BaseException:  # noqa: BLE001 - printed whole
+        traceback.print_exc()
+        _lost(f"rank {place.rank} of the learner failed")
+    # What torch leaves behind at exit waits for peers that are gone.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _run(place: RankPlace, device: torch.device) -> None:
+    ranks = Ranks(place, device)
+    heartbeat = RankHeartbeat(place, _lost, silent_s=float(os.environ[SILENCE]))
+    follow_leader(ranks)
+    heartbeat.close()
+
+
+def follow_leader(ranks: Ranks) -> None:
+    """Returns when the leader says that the run is over. Raises what leaves the ranks at odds."""
+    models: dict[int, RankModel] = {}
+    while not isinstance(command := commands.from_bytes(ranks.receive()), EndCommand):
+        if isinstance(command, DropCommand):
+            models.pop(command.number, None)
+        elif isinstance(command, LearnCommand):
+            models[command.number].learn(command)
+        elif isinstance(command, ScoreCommand):
+            models[command.number].score(command)
+        else:
+            try:
+                _alike(command, models, ranks)
+            except (PolyRLError, OSError, ValueError):
+                # Raised on the leader too: by the same rule on the same numbers, or as reasons were exchanged.
+                continue
+
+
+def _alike(command: RankCommand, models: dict[int, RankModel], ranks: Ranks) -> None:
+    """What succeeds or fails on all ranks alike."""
+    match command:
+        case CreateCommand():
+            models[command.number] = RankModel(command, ranks)
+        case commands.StepCommand():
+            models[command.number].step(command.normalizer)
+        case commands.DiscardCommand():
+            models[command.number].updating().drop_gradients()
+        case commands.ExportCommand():
+            deque(models[command.number].exported(), maxlen=0)
+        case commands.SaveCommand():
+            models[command.number].save(Path(command.folder))
+        case commands.LoadCommand():
+            models[command.number].load(Path(command.folder))
+
+
+def _lost(reason: str) -> None:
+    print(reason, file=sys.stderr, flush=True)
+    # The main thread may be in a collective that nobody ends.
+    os._exit(LOST_EXIT)
+
+
+if __name__ == "__main__":
+    main()

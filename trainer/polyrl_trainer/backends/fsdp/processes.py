@@ -1,0 +1,116 @@
+"""The followers on this machine: started by the leader's process, ended with it, and their end noticed.
+
+Each is tied to its parent by the kernel (`parent_death_signal`), so that none outlives a leader that was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from polyrl import parent_death_signal
+from polyrl_trainer.backends.fsdp.ranks import LOOPBACK, RankPlace
+
+DEVICE: Final = "POLYRL_RANK_DEVICE"
+"""What kind of device a follower computes on: `cpu` or `cuda`."""
+SILENCE: Final = "POLYRL_RANK_SILENCE_SECONDS"
+"""How long a rank may be silent before it counts as lost."""
+RECHECK_S: Final = 0.02
+"""Between two looks for an end that is expected."""
+END_S: Final = 10.0
+"""Longest wait for followers whose run is over."""
+
+
+def rank_device(kind: str, local_rank: int) -> torch.device:
+    """Of a machine's GPUs each rank has the one of its number."""
+    return torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+
+
+@dataclass(frozen=True)
+class Follower:
+    """A process and its rank."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+
+
+class Followers:
+    """Those of one machine."""
+
+    def __init__(self, processes: int, port: int, kind: str, *, silent_s: float, threads: int) -> None:
+        """Starts all but the first of `processes` ranks. The kernel ends them with the thread that calls this."""
+        places = [
+            RankPlace(rank, processes, local_rank=rank, address=LOOPBACK, port=port) for rank in range(1, processes)
+        ]
+        environment = {DEVICE: kind, SILENCE: str(silent_s), "OMP_NUM_THREADS": str(threads)}
+        self._all = [_start(place, environment) for place in places]
+
+    async def first_end(self) -> str:
+        """Waits until one has ended, and says how."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Follower] = loop.create_future()
+
+        def note(one: Follower) -> None:
+            if not ended.done():
+                ended.set_result(one)
+
+        watched = [(os.pidfd_open(one.process.pid), one) for one in self._all]
+        try:
+            for descriptor, one in watched:
+                loop.add_reader(descriptor, note, one)
+            return end_of(await ended, len(self._all) + 1)
+        finally:
+            for descriptor, _ in watched:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+
+    def already_ended(self, within_s: float) -> str | None:
+        """How one ended, if one does so soon."""
+        until = time.monotonic() + within_s
+        while True:
+            if ended := next((one for one in self._all if one.process.poll() is not None), None):
+                return end_of(ended, len(self._all) + 1)
+            if time.monotonic() > until:
+                return None
+            time.sleep(RECHECK_S)
+
+    def kill(self) -> None:
+        """All of them, now: what still waits for one of them fails."""
+        for one in self._all:
+            one.process.kill()
+
+    def close(self, within_s: float = END_S) -> None:
+        """Waits for those that end by themselves, and ends the rest."""
+        for one in self._all:
+            try:
+                one.process.wait(within_s)
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+                one.process.wait()
+
+
+def _start(place: RankPlace, own: Mapping[str, str]) -> Follower:
+    environment = {
+        **os.environ,
+        **place.environment(),
+        **own,
+        parent_death_signal.PARENT_PID: str(os.getpid()),
+    }
+    command = [sys.executable, "-m", "polyrl_trainer.backends.fsdp"]
+    return Follower(place.rank, subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+
+
+def end_of(one: Follower, ranks: int) -> str:
+    """A sentence's subject and verb."""
+    code = one.process.wait()
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"rank {one.rank} of the learner's {ranks} {how}"

@@ -1,0 +1,57 @@
+"""Which samples on which rank in which pass, balanced by cost; every rank makes as many passes as every other.
+
+A round is one pass of each rank at the same time: the ranks gather each other's weights in it, so that one that made a
+pass less would let all others wait. A rank that has nothing left for a round makes an empty pass, whose gradient is 0.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Final
+
+from polyrl_trainer.backends.packing import PackingPolicy, Pass, plan_passes
+
+Round = tuple[Pass, ...]
+"""One pass a rank, in their order."""
+
+EMPTY: Final = Pass(rows=(), width=0)
+"""A pass that learns nothing."""
+
+ATTENTION_SHARE: Final = 1 / 6
+"""Of attention's operations in those of the rest, per token and per (sequence length / hidden size): 4 L H against the
+24 H^2 of a block whose MLP is 4 H wide (Kaplan et al. 2020, arXiv 2001.08361, table 1)."""
+
+
+def plan_rounds(
+    lengths: Sequence[int], policy: PackingPolicy, ranks: int, *, hidden_size: int, together: int = 1
+) -> list[Round]:
+    """Every sequence in exactly one row of one pass of one rank, so many consecutive ones `together`; deterministic.
+
+    The longest unit goes first, each to the rank that has the least to do so far (Graham 1969), which is at most 4/3 of
+    the best there is. Raises ValueError as `plan_passes` does.
+    """
+    if len(lengths) % together:
+        raise ValueError(f"{len(lengths)} sequences cannot be taken {together} at a time")
+    units = [range(first, first + together) for first in range(0, len(lengths), together)]
+    costs = [sum(_cost(lengths[index], hidden_size) for index in unit) for unit in units]
+    loads = [(0.0, rank) for rank in range(ranks)]
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for number in sorted(range(len(units)), key=lambda number: -costs[number]):
+        load, rank = heapq.heappop(loads)
+        shares[rank].extend(units[number])
+        heapq.heappush(loads, (load + costs[number], rank))
+    passes = [_passes_of(share, lengths, policy, together) for share in shares]
+    most = max(len(of_rank) for of_rank in passes)
+    padded = [of_rank + [EMPTY] * (most - len(of_rank)) for of_rank in passes]
+    return list(zip(*padded, strict=True))
+
+
+def _cost(length: int, hidden_size: int) -> float:
+    return length * (1 + ATTENTION_SHARE * length / hidden_size)
+
+
+def _passes_of(share: Sequence[int], lengths: Sequence[int], policy: PackingPolicy, together: int) -> list[Pass]:
+    """Of one rank's samples, by their place in the whole batch."""
+    planned = plan_passes([lengths[index] for index in share], policy, together)
+    return [Pass(tuple(tuple(share[index] for index in row) for row in one.rows), one.width) for one in planned]

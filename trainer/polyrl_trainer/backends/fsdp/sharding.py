@@ -1,0 +1,136 @@
+"""A model straight into shards: no rank ever holds the whole of one that comes from a folder.
+
+Its tensors are made without a value, so that no page of them is touched; FSDP cuts each block's in turn, and every rank
+reads its own rows from the files. A fresh model of a config is drawn whole on every rank first, so that its weights are
+those that a single process draws: who starts from nothing starts small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from polyrl.errors import InvalidData
+from polyrl_trainer.backends.configs import EngineConfig, ModelConfig
+from polyrl_trainer.backends.fsdp.ranks import Ranks
+from polyrl_trainer.backends.fsdp.shard_files import read_shards, tensor_files
+from polyrl_trainer.backends.models.model_factory import attention_for, load_model, load_without_values
+from polyrl_trainer.backends.models.value_head import HEAD, HEAD_WEIGHT, add_head, probe_value_model
+from polyrl_trainer.backends.policy import RELATIVE_TOLERANCE, Policy, packing_for, probe_model
+
+R = TypeVar("R")
+
+HALF_TOLERANCE: Final = 3e-2
+"""Of the probe in bfloat16, which has three digits; a neighbour's influence is a good part of a logit."""
+
+
+class WholeModel(nn.Module):
+    """The root of FSDP's modules: in its forward pass the weights that belong to no block are whole, and each block's
+    while it computes."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[], Any]) -> Any:
+        """Runs a part of the forward pass."""
+        return work()
+
+    def within(self, work: Callable[[], R]) -> R:
+        """`forward`; where no backward pass will, it cuts the weights again that FSDP left whole for one."""
+        result: R = self(work)
+        if not torch.is_grad_enabled():
+            cut: Any = self.reshard  # FSDP makes this module one of its own
+            cut()
+        return result
+
+
+def sharded_policy(config: ModelConfig, engine: EngineConfig, ranks: Ranks) -> Policy:
+    """The policy in shards over the group's mesh; every rank calls this at the same time. Raises InvalidManifest or
+    InvalidData on every rank for a source that cannot be trained."""
+    model, absent = ranks.together(lambda: _made(config))
+    model.set_attn_implementation(attention_for(ranks.device, config.dtype))
+    half = ranks.device.type == "cuda" and config.dtype == "bfloat16"
+    root = shard(model, ranks.mesh, half=half)
+    if isinstance(config.source, Path):
+        folder = config.source
+        wanted = {name: one for name, one in model.state_dict().items() if name not in absent}
+        ranks.together(lambda: _read_weights(folder, wanted))
+    policy = Policy(
+        model=model,
+        device=ranks.device,
+        # Weights that FSDP hands out in bfloat16 need no autocast.
+        dtype="float32" if half else config.dtype,
+        packing=packing_for(model, engine.max_tokens_per_micro_batch),
+        max_logits_bytes=engine.max_logits_bytes,
+        head=config.head,
+        within=root.within,
+    )
+    tolerance = HALF_TOLERANCE if half else RELATIVE_TOLERANCE
+    probe = probe_value_model if config.head == "value" else probe_model
+    with torch.no_grad():
+        root.within(lambda: probe(model, ranks.device, tolerance))
+    return policy
+
+
+def shard(model: PreTrainedModel, mesh: DeviceMesh, *, half: bool) -> WholeModel:
+    """Cuts every tensor of `model` by rows over the mesh, in place. `half`: blocks compute in bfloat16, of masters and
+    sums of gradients in float32.
+
+    Gradients are summed over the ranks, not averaged: `optim_step` divides them once, by what the caller counts.
+    """
+    root = WholeModel(model)
+    whole = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else whole
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh, mp_policy=precision)
+    if half and (head := getattr(model, HEAD, None)) is not None:
+        # A score in bfloat16 has three digits.
+        fully_shard(head, mesh=mesh, mp_policy=whole)
+    fully_shard(root, mesh=mesh, mp_policy=precision)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            # Gloo knows no scaled sum, which a factor other than the number of ranks would else become.
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+    return root
+
+
+def _blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """Its decoder layers, by the names that transformers keeps of what must stay together."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.base_model.modules() if type(module).__name__ in names]
+
+
+def _made(config: ModelConfig) -> tuple[PreTrainedModel, frozenset[str]]:
+    """Whole, and the names of what no file of its source holds."""
+    given = config.seed, config.dtype, config.special_tokens
+    if isinstance(config.source, Path):
+        model, drawn = load_without_values(config.source, *given, head=config.head)
+    else:
+        model, drawn = load_model(config.source, *given, vocabulary=config.vocabulary, head=config.head), False
+    stored: dict[str, torch.Tensor] = {}
+    if revert_weight_conversion(model, stored) is not stored:
+        raise InvalidData(
+            f"models of type {model.config.model_type} are stored in another form than they compute in, which several"
+            " processes cannot read yet; spec.trainer.processesPerPod: 1 can"
+        )
+    if config.head == "both":
+        add_head(model, config.seed)
+    own = {HEAD_WEIGHT} if drawn or config.head == "both" else set()
+    return model, frozenset({*own, *model.all_tied_weights_keys})
+
+
+def _read_weights(folder: Path, into: Mapping[str, torch.Tensor]) -> None:
+    files = tensor_files(folder)
+    if lacking := sorted(into.keys() - files.keys()):
+        raise InvalidData(f"{folder}: its weight files lack {len(lacking)} tensors, {lacking[0]} among them")
+    read_shards({name: files[name] for name in into}, into)
