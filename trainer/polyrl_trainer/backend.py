@@ -52,6 +52,8 @@ class LossInputs:
     num_sequences: int
     absent: frozenset[str] = frozenset()
     """Names of the optional `Sample` fields that at least one sample lacks; a loss that needs one of them refuses."""
+    kept: torch.Tensor | None = None
+    """float32[P], 0 at tokens of samples that are `left_out`, else 1; None where no sample is."""
     drawers: torch.Tensor | None = None
     """int64[P], see `Sample.drawers`; None where a sample has none."""
     old_values: torch.Tensor | None = None

@@ -32,6 +32,9 @@ class Sample:
     finish_reason: str = ""
     """`stop`: it ended with an end token, or its environment ended it; `length`: it was cut at its token budget or at
     the engines' context. Empty for rows of a file."""
+    left_out: bool = False
+    """The policy learns nothing of it, neither from its advantage nor by a KL penalty or an entropy bonus; its tokens
+    count in what a mini-batch is divided by."""
     rollout_log_probs: npt.NDArray[np.float32] | None = None
     """float32[T], what the engine reported when it drew each token; 0 where loss_mask is 0."""
     advantages: npt.NDArray[np.float32] | None = None

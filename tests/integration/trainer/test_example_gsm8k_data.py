@@ -156,7 +156,7 @@ def test_the_data_opens_and_a_prompt_is_the_beginning_of_its_row(prepared: Prepa
         assert row.tokens[-1] == prepared.tokenizer.eos_id
         assert row.loss_mask.sum() == row.response_length
         assert row.response.endswith(f"#### {prompt.metadata['final']}")
-    assert prepared.conversations.epochs == prepared.prompts.epochs == 1
+    assert prepared.conversations.epochs() == prepared.prompts.epochs() == 1
     assert [len(one.prompts) for one in prepared.evaluation] == [16]
 
 

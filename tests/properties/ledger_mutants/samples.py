@@ -197,7 +197,7 @@ MUTANTS: Final = (
     Mutant(evaluation_is_filtered, "I1", 8),
     Mutant(turn_not_counted, "I5", 4),
     Mutant(packed_groups_rejected, "I1", 0),
-    Mutant(refusals_forgotten, "I5", 13),
+    Mutant(refusals_forgotten, "I5", 34),
     Mutant(one_engine_is_believed, "I1", 47),
     Mutant(sibling_left_waiting, "I5", 32),
     Mutant(outgrown_discarded, "I1", 26),

@@ -13,9 +13,12 @@ PEAK_FLOPS: Final = {
     "B200": 2.25e15, "H200": 9.89e14, "H100": 9.89e14, "A100": 3.12e14, "L40S": 3.62e14, "L4": 1.21e14, "A10": 1.25e14
 }  # fmt: skip
 """Dense bfloat16 operations per second by a part of the device's name, as NVIDIA publishes them for the SXM form."""
-OPERATIONS_PER_PARAMETER: Final = 6
-"""Of a token: a multiplication and an addition, once forward and twice backward (Kaplan et al. 2020, arXiv 2001.08361,
-section 2.1)."""
+OPERATIONS_PER_PARAMETER: Final = 2
+"""Of a token in one direction: a multiplication and an addition (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
+Forward, backward to what came in, and, where a parameter learns, backward to it."""
+ATTENTION_OPERATIONS: Final = 6
+"""Per layer, width and pair of positions of a sequence: two products of two operations each, forward once and backward
+twice, of which a causal mask needs half (Chowdhery et al. 2022, arXiv 2204.02311, appendix B, without the half)."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +29,47 @@ class MatrixSizes:
     """For every token; of a mixture of experts all of them, so that its use is stated too high."""
     head: int
     """For learned tokens only."""
+    learning_body: int
+    """Of those, the ones that learn: with adapters only they do."""
+    learning_head: int
+    attention_width: int = 0
+    """Heads times their width, summed over layers; where a layer looks at a window only, its use is stated too high."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> MatrixSizes:
         """Of an embedding one row is read."""
         embeddings, outputs = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
         read_by_row, multiplied = (list(one.parameters()) if one is not None else [] for one in (embeddings, outputs))
-        tied = any(one is other for one in multiplied for other in read_by_row)
-        outside = [*read_by_row, *([] if tied else multiplied)]
-        body = _count(list(model.parameters())) - _count(outside)
-        return cls(body=body, head=_count(multiplied))
+        outside = {id(one) for one in [*read_by_row, *multiplied]}
+        body = [one for one in model.parameters() if id(one) not in outside]
+        return cls(
+            body=_count(body),
+            head=_count(multiplied),
+            learning_body=_count(_learning(body)),
+            learning_head=_count(_learning(multiplied)),
+            attention_width=_attention_width(model),
+        )
 
-    def operations(self, tokens: int, learned: int) -> float:
-        """Of one pass forward and backward, without those of attention."""
-        return float(OPERATIONS_PER_PARAMETER * (self.body * tokens + self.head * learned))
+    def operations(self, lengths: Sequence[int], learned: int) -> float:
+        """Of one pass forward and backward over sequences of these lengths, `learned` of whose tokens are learned."""
+        tokens = sum(lengths)
+        through = self.body * tokens + self.head * learned
+        to_parameters = self.learning_body * tokens + self.learning_head * learned
+        pairs = sum(length * length for length in lengths)
+        attention = ATTENTION_OPERATIONS * self.attention_width * pairs
+        return float(OPERATIONS_PER_PARAMETER * (2 * through + to_parameters) + attention)
+
+
+def _learning(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    return [one for one in parameters if one.requires_grad]
+
+
+def _attention_width(model: PreTrainedModel) -> int:
+    """0 where the config does not say."""
+    config = model.config.get_text_config()
+    heads, layers = getattr(config, "num_attention_heads", 0), getattr(config, "num_hidden_layers", 0)
+    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(1, heads)
+    return int(layers * heads * width)
 
 
 def _count(parameters: Sequence[torch.nn.Parameter]) -> int:

@@ -197,12 +197,20 @@ def loss_inputs(
         sequence=sequence,
         num_sequences=len(samples),
         absent=absent,
+        kept=_kept(samples, device),
         drawers=_drawers(samples, device),
         values=values,
         old_values=_where_all_have(samples, "old_values", device),
         returns=_where_all_have(samples, "returns", device),
         **columns,
     )
+
+
+def _kept(samples: Sequence[Sample], device: torch.device) -> torch.Tensor | None:
+    if not any(one.left_out for one in samples):
+        return None
+    parts = [np.full(len(learned_positions(one)), not one.left_out, dtype=np.float32) for one in samples]
+    return torch.from_numpy(np.concatenate(parts)).to(device)
 
 
 def unpack(samples: Sequence[Sample], values: torch.Tensor) -> list[npt.NDArray[np.float32]]:

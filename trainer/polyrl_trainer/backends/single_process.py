@@ -154,9 +154,10 @@ class TorchBackend(Learner):
         value, sums = loss(loss_inputs(packed.samples, packed.sequence, *outputs))
         value.backward()  # type: ignore[no-untyped-call]
         positions = packed.input_ids.numel()
-        used = sum(sample.length for sample in packed.samples)
+        lengths = [sample.length for sample in packed.samples]
+        used = sum(lengths)
         counts = {"tokens": len(packed.targets), "positions": positions, "padded_positions": positions - used}
-        flops = self._sizes.operations(used, len(packed.targets))
+        flops = self._sizes.operations(lengths, len(packed.targets))
         numbers = {"loss": float(value.detach()), "flops": flops, **counts}
         return {**sums, **{name: float(number) for name, number in numbers.items()}}
 

@@ -6,7 +6,7 @@ draw is from the source furthest behind its share (ties: the first), so shares a
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -62,11 +62,16 @@ class DataBuffer(Generic[Item]):
         """Gives back items that were drawn and not used; they come first, in the order given."""
         self._returned.extendleft(reversed([(draw.source, draw.index) for draw in draws]))
 
-    @property
-    def epochs(self) -> float:
-        """Passes over the data so far, as the mean over drawn sources weighted by share."""
+    def epochs(self, unused: Iterable[DrawnItem[Item]] = ()) -> float:
+        """Passes over the data so far, as the mean over drawn sources weighted by share; what was given back, or is
+        `unused` yet, does not count."""
+        waiting = Counter([source for source, _ in self._returned] + [draw.source for draw in unused])
         passes = zip(self._shares, self._drawn, self._sources, strict=True)
-        return sum(share * drawn / len(source) for share, drawn, source in passes if source)
+        return sum(
+            share * (drawn - waiting[number]) / len(source)
+            for number, (share, drawn, source) in enumerate(passes)
+            if source
+        )
 
     def state(self, unused: Iterable[DrawnItem[Item]] = ()) -> dict[str, Any]:
         """The place in the stream, as JSON values; from there on `unused`, which were drawn, come first."""

@@ -16,9 +16,9 @@ from polyrl_trainer.sample import Sample
 
 def draw_mini_batches(samples: Sequence[Sample], groups: int, seed: Sequence[int]) -> list[list[Sample]]:
     """Mini-batches of so many whole groups; a function of the set of samples and the seed, not of their order: what is
-    complete first is short."""
+    complete first is short. Samples of a file have no names, and their order is the file's."""
     by_group: dict[int, list[Sample]] = {}
-    for sample in sorted(samples, key=lambda one: split_sample_id(one.id)):
+    for sample in sorted(samples, key=lambda one: split_sample_id(one.id) if one.id else (one.group, 0)):
         by_group.setdefault(sample.group, []).append(sample)
     numbers = list(by_group)
     np.random.default_rng(seed).shuffle(numbers)

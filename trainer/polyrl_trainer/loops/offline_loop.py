@@ -18,7 +18,7 @@ from polyrl_trainer.backend import Loss, StepResult, TrainingBackend
 from polyrl_trainer.backends.policy import ReferenceScores, with_reference
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import FinishedGroup
-from polyrl_trainer.loops.mini_batches import groups_per_mini_batch, with_old_log_probs
+from polyrl_trainer.loops.mini_batches import draw_mini_batches, groups_per_mini_batch, with_old_log_probs
 from polyrl_trainer.loops.step_metrics import learning_metrics, separate_movement
 from polyrl_trainer.losses import averages, learns_entropy, merge, normalizer, policy_loss, whitened, with_advantages
 from polyrl_trainer.losses.own import NOTHING_OWN, GroupAdvantage, OwnAlgorithm
@@ -42,7 +42,9 @@ async def run_offline_training(
         started = time.monotonic()
         drawn = [draw.item for draw in groups.get(recipe.algorithm.prompts_per_step)]
         mini_batches = await _prepare(backend, drawn, recipe, reference, own.advantage)
-        sums, first, steps = await _train(backend, mini_batches, recipe, policy_loss(recipe.algorithm, own.loss))
+        loss = policy_loss(recipe.algorithm, own.loss)
+        epochs = mini_batches_by_epoch(mini_batches, recipe, state.step)
+        sums, first, steps = await _train(backend, epochs, recipe, loss)
         seconds = time.monotonic() - started
         for taken in steps:
             results.count_optimizer_step(taken=not taken.not_finite)
@@ -53,7 +55,7 @@ async def run_offline_training(
         learned = separate_movement(averages(sums), first)
         values = learning_metrics(list(itertools.chain(*mini_batches)), learned, steps)
         throughput = sums["tokens"] / max(seconds, 1e-9)
-        timing = {"timing_s/step": seconds, "perf/throughput": throughput, "data/epochs": groups.epochs}
+        timing = {"timing_s/step": seconds, "perf/throughput": throughput, "data/epochs": groups.epochs()}
         await session.report(state.step, {**values, **timing})
         await session.end_step(backend, recipe.algorithm.steps)
     return state.step >= recipe.algorithm.steps
@@ -84,6 +86,13 @@ async def _prepare(
     return [[next(every) for _ in mini_batch] for mini_batch in mini_batches]
 
 
+def mini_batches_by_epoch(first: Sequence[list[Sample]], recipe: RecipeSpec, step: int) -> list[list[Sample]]:
+    """The mini-batches of all `updateEpochs`: the first ones as they were drawn, those of later passes by seed."""
+    samples, groups = list(itertools.chain(*first)), groups_per_mini_batch(recipe.algorithm)
+    seeds = [(recipe.seed, step, epoch) for epoch in range(1, recipe.algorithm.update_epochs)]
+    return list(itertools.chain(first, *(draw_mini_batches(samples, groups, seed) for seed in seeds)))
+
+
 async def _with_rollout_log_probs(backend: TrainingBackend, samples: list[Sample], temperature: float) -> list[Sample]:
     lacking = [sample for sample in samples if sample.rollout_log_probs is None]
     if not lacking:
@@ -104,7 +113,7 @@ async def _train(
     sums: dict[str, float] = {}
     results = []
     entropy, temperature = learns_entropy(recipe.algorithm), recipe.sampling.temperature
-    for samples in itertools.chain.from_iterable(itertools.repeat(mini_batches, recipe.algorithm.update_epochs)):
+    for samples in mini_batches:
         learning = backend.forward_backward(samples, loss, temperature, entropy_gradient=entropy)
         learned = await asyncio.wrap_future(learning)
         first = first or averages(learned)

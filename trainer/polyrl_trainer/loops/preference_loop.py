@@ -76,7 +76,7 @@ async def run_preference_training(
         state.results.count_optimizer_step(taken=not result.not_finite)
         state.results.train_seconds += seconds
         state.finish_step(pairs.state(), sums)
-        values = step_values(sums, result, pairs.epochs, seconds)
+        values = step_values(sums, result, pairs.epochs(), seconds)
         await session.report(state.step, {**_of_pairs(sums, stage), **values})
         await session.end_step(backend, stage.steps)
     return state.step >= stage.steps

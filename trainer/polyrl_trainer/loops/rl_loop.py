@@ -341,7 +341,7 @@ class RlStep:
         values = step_metrics(self._trained, reward_metrics, groups, learned, clock)
         if self._parts.critic is not None:
             values |= value_metrics(self._trained) | self._parts.critic.take_metrics(learned)
-        values["data/epochs"] = self._parts.prompts.epochs
+        values["data/epochs"] = self._parts.prompts.epochs(self._ahead.not_begun())
         engines = self._drawers.measures(self._sums)
         values["rollout/engine_share_max"] = share = max(engine_shares(engines).values(), default=0.0)
         state.results.reward = values["reward/mean"]

@@ -34,7 +34,7 @@ async def run_sft_training(
         state.results.count_optimizer_step(taken=not result.not_finite)
         state.results.train_seconds += time.monotonic() - started
         state.finish_step(data.state(), sums)
-        values = step_values(sums, result, data.epochs, time.monotonic() - started)
+        values = step_values(sums, result, data.epochs(), time.monotonic() - started)
         await session.report(state.step, {"sft/loss": sums["loss"] / sums["tokens"], **values})
         await session.end_step(backend, sft.steps)
         await after_step()

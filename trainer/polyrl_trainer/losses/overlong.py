@@ -25,7 +25,7 @@ def overlong_penalty(length: int, limit: int, buffer: int) -> float:
 
 def shaped_advantages(samples: Sequence[Sample], recipe: RecipeSpec, own: GroupAdvantage | None = None) -> list[Sample]:
     """The same samples with penalty and advantage; one that was cut has its part in the group's mean, and with
-    `overlong_filter` the advantage 0, so that it is neither rewarded nor punished."""
+    `overlong_filter` the advantage 0 and no other part in the loss, so that it is neither rewarded nor punished."""
     algorithm, limit = recipe.algorithm, recipe.sampling.max_new_tokens
     if algorithm.overlong_buffer:
         samples = [
@@ -37,9 +37,10 @@ def shaped_advantages(samples: Sequence[Sample], recipe: RecipeSpec, own: GroupA
 
 
 def without_truncated(samples: Sequence[Sample], algorithm: AlgorithmSpec) -> list[Sample]:
-    """With `overlong_filter` the samples that were cut have advantage 0; without, all are as they were."""
+    """With `overlong_filter` the samples that were cut have advantage 0 and are left out of the loss; without, all are
+    as they were."""
     return [
-        replace(one, advantages=np.zeros_like(one.loss_mask))
+        replace(one, advantages=np.zeros_like(one.loss_mask), left_out=True)
         if algorithm.overlong_filter and one.finish_reason == Finish.LENGTH
         else one
         for one in samples

@@ -49,7 +49,8 @@ def policy_gradient(
     arXiv 1912.09729, eq. 5), w the weight of `correction` (see there), beta `kl_coefficient`, eta
     `entropy_coefficient` of the entropy H at the token (Mnih et al. 2016, arXiv 1602.01783, section 4). The aggregate
     is a sum over sequences, of means over their tokens or of sums; `presets.normalizer` divides it in the optimizer
-    step. With `own` its numbers stand in place of the whole bracket of max; it finds pi_old in `old_log_probs`.
+    step. With `own` its numbers stand in place of the whole bracket of max; it finds pi_old in `old_log_probs`. Tokens
+    that are not `kept` add nothing, and count in the aggregate's divisor.
 
     Sums over learned tokens: `pg_loss`, `clip_fraction` and `dual_clip_fraction` (tokens that the one or the other
     bounds), `correction_weight`, `correction_square`, `correction_fraction` (bounded or left out), `ratio`,
@@ -72,12 +73,14 @@ def policy_gradient(
         "correction_square": _sum(inputs, weights.square()),
         "correction_fraction": _sum(inputs, outside),
     }
+    kept = torch.ones_like(per_token) if inputs.kept is None else inputs.kept
+    per_token = per_token * kept
     if penalizes_loss(algorithm):
         kl = _penalty(inputs, ratio, algorithm)
-        per_token = per_token + algorithm.kl_coefficient * kl
+        per_token = per_token + algorithm.kl_coefficient * kl * kept
         sums["kl_reference"] = _sum(inputs, kl)
     if learns_entropy(algorithm):
-        per_token = per_token - algorithm.entropy_coefficient * inputs.entropy
+        per_token = per_token - algorithm.entropy_coefficient * inputs.entropy * kept
     return aggregated(per_token, inputs, algorithm), as_floats(sums)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from pydantic.alias_generators import to_snake
+
 from polyrl.manifest.parts.algorithm import Correction, GroupFilter, OldLogProbs
 from polyrl.manifest.parts.critic import CriticTrunk
 from polyrl.manifest.recipe import Mode
@@ -14,7 +16,23 @@ _ADVANTAGE: Final = (
 )
 
 
+def _of_generation(field: str, default: object, cel: str) -> Rule:
+    """A field that says how samples come to be, or which of those that come may train."""
+    return Rule(
+        f"{field}-generates",
+        f"recipe.algorithm.{field}",
+        message="is of what engines generate; mode {recipe.mode} learns from its whole file as it stands: leave it out",
+        holds=lambda s: s.recipe.mode is not Mode.OFFLINE_RL or getattr(s.recipe.algorithm, to_snake(field)) == default,
+        cel=f"self.recipe.mode != 'offline-rl' || self.recipe.algorithm.{field} == {cel}",
+    )
+
+
 ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
+    _of_generation("groupFilter", GroupFilter.NONE, cel="'none'"),
+    _of_generation("overSamplingFactor", 1.0, cel="1.0"),
+    _of_generation("maxStaleness", 0, cel="0"),
+    _of_generation("overlongFilter", False, cel="false"),
+    _of_generation("overlongBuffer", 0, cel="0"),
     Rule(
         "mini-batches-fit",
         "recipe.algorithm.miniBatchPrompts",
@@ -50,8 +68,10 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         holds=lambda s: (
             (s.recipe.algorithm.advantage or s.recipe.algorithm.name).value not in ("reinforce++", "gae", "ppo")
             or s.recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
+            or s.recipe.algorithm.advantage_function is not None
         ),
-        cel=f"!({_ADVANTAGE} in ['reinforce++', 'gae', 'ppo']) || self.recipe.algorithm.oldLogProbs == 'recompute'",
+        cel=f"has(self.recipe.algorithm.advantageFunction) || !({_ADVANTAGE} in ['reinforce++', 'gae', 'ppo'])"
+        " || self.recipe.algorithm.oldLogProbs == 'recompute'",
     ),
     Rule(
         "critic-sees-samples",

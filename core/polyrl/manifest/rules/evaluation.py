@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from polyrl.manifest.data import EvaluationSampling
+from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.spec import JobSpec
+
+_STEPS_APART: Final = (Mode.OFFLINE_RL, Mode.DPO, Mode.REWARD_MODEL)
+"""Modes whose steps no engine sees."""
 
 
 def _samplings(spec: JobSpec) -> Iterator[EvaluationSampling]:
@@ -34,6 +38,13 @@ EVALUATION_RULES: Final[tuple[Rule, ...]] = (
         message="evaluating every {recipe.evaluation.everySteps} steps needs data.eval, which is empty",
         holds=lambda s: s.recipe.evaluation.every_steps == 0 or bool(s.recipe.data.eval),
         cel="self.recipe.evaluation.everySteps == 0 || size(self.recipe.data.eval) > 0",
+    ),
+    Rule(
+        "eval-steps-generate",
+        "recipe.evaluation.everySteps",
+        message="counts RL steps whose weights engines have; mode {recipe.mode} has none of them: leave it out",
+        holds=lambda s: s.recipe.evaluation.every_steps == 0 or s.recipe.mode not in _STEPS_APART,
+        cel="self.recipe.evaluation.everySteps == 0 || !(self.recipe.mode in ['offline-rl', 'dpo', 'reward-model'])",
     ),
     Rule(
         "eval-data-sft",

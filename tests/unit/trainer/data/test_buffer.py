@@ -34,7 +34,15 @@ def test_each_epoch_holds_each_row_once(size, seed, epochs):
     buffer = DataBuffer([list(range(size))], [1.0], seed=seed)
     for _ in range(epochs):
         assert sorted(draw.item for draw in buffer.get(size)) == list(range(size))
-    assert buffer.epochs == epochs
+    assert buffer.epochs() == epochs
+
+
+def test_what_was_not_used_does_not_count_as_a_pass():
+    buffer = DataBuffer([list(range(4)), list(range(10))], [1.0, 1.0], seed=1)
+    draws = buffer.get(8)
+    assert buffer.epochs() == 0.5 * 4 / 4 + 0.5 * 4 / 10
+    buffer.put(draws[6:])
+    assert buffer.epochs(draws[4:6]) == pytest.approx(0.5 * 2 / 4 + 0.5 * 2 / 10)
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=5), st.integers(1, 60), seeds)

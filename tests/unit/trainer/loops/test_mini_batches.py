@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import sample_id
 from polyrl_trainer.loops.mini_batches import draw_mini_batches, updates_per_step
+from polyrl_trainer.loops.offline_loop import mini_batches_by_epoch
 from polyrl_trainer.sample import Sample
 
 SAMPLES = [
@@ -49,3 +52,21 @@ def test_steps_and_seeds_draw_others() -> None:
     first = ids(draw_mini_batches(SAMPLES, 4, (0, 3)))
     assert first != ids(draw_mini_batches(SAMPLES, 4, (0, 4))) != ids(draw_mini_batches(SAMPLES, 4, (1, 4)))
     assert {sample.group for sample in draw_mini_batches(SAMPLES, 4, (0, 3))[0]} != {6, 7, 8, 9}
+
+
+def test_further_epochs_over_a_file_are_other_mini_batches_of_the_same_groups() -> None:
+    nameless = [replace(one, id="") for one in SAMPLES]
+    algorithm = {"promptsPerStep": 12, "miniBatchPrompts": 3, "updateEpochs": 3}
+    recipe = RecipeSpec.model_validate(
+        {"mode": "offline-rl", "seed": 4, "model": {"config": {"model_type": "qwen2"}}, "algorithm": algorithm}
+    )
+    first = [nameless[start : start + 36] for start in range(0, 144, 36)]
+    epochs = mini_batches_by_epoch(first, recipe, step=2)
+    groups = [[sample.group for sample in one] for one in epochs]
+    assert epochs[:4] == first
+    passes = [groups[start : start + 4] for start in (0, 4, 8)]
+    whole = sorted(sample.group for sample in SAMPLES)
+    assert all(sorted(group for mini_batch in one for group in mini_batch) == whole for one in passes)
+    assert len({str(one) for one in passes}) == 3
+    assert groups == [[s.group for s in one] for one in mini_batches_by_epoch(first, recipe, step=2)]
+    assert groups != [[s.group for s in one] for one in mini_batches_by_epoch(first, recipe, step=3)]

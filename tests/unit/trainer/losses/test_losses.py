@@ -39,6 +39,7 @@ def inputs(sequence: list[int], **columns: Any) -> LossInputs:
         sequence=torch.tensor(sequence, dtype=torch.int64),
         num_sequences=max(sequence) + 1,
         absent=columns.get("absent", frozenset()),
+        kept=torch.tensor(columns["kept"], dtype=torch.float32) if "kept" in columns else None,
     )
 
 
@@ -410,3 +411,22 @@ def test_the_largest_of_an_own_number_is_that_of_learned_tokens_also_where_all_a
 
     _, sums = policy_loss(AlgorithmSpec(), own)(given_inputs)
     assert [value for name, value in sums.items() if name.endswith("depth_max")] == [-2.0]
+
+
+@pytest.mark.parametrize("aggregation", ["sequenceMean", "tokenMean"])
+def test_tokens_that_are_left_out_pull_nowhere(aggregation: str) -> None:
+    """Neither by a KL penalty nor by an entropy bonus; what is kept is as it was."""
+    columns = {
+        "log_probs": [-1.0, -2.0, -0.5], "reference_log_probs": [-2.0, -1.0, -3.0], "entropy": [0.5, 0.7, 0.9],
+        "advantages": [1.0, 1.0, 0.0], "rollout_log_probs": [-1.0, -2.0, -0.5],
+    }  # fmt: skip
+    algorithm = AlgorithmSpec.model_validate(
+        {"klCoefficient": 0.5, "entropyCoefficient": 0.1, "aggregation": aggregation}
+    )
+    cut = inputs([0, 0, 1], kept=[1.0, 1.0, 0.0], **columns)
+    loss, sums = grpo(cut, algorithm)
+    alone = inputs([0, 0], **{name: values[:2] for name, values in columns.items()})
+    expected, _ = grpo(alone, algorithm)
+    assert loss.item() == pytest.approx(expected.item())
+    assert gradient(loss, cut) == pytest.approx([*gradient(expected, alone), 0.0])
+    assert sums["entropy"] == pytest.approx(2.1), "metrics see all tokens"

@@ -46,7 +46,9 @@ def test_the_penalty_moves_advantages_and_not_rewards() -> None:
 def test_a_cut_sample_stays_in_the_mean_and_teaches_nothing() -> None:
     samples = [sample(3, 1.0), sample(10, 0.0, "length")]
     assert advantages(shaped_advantages(samples, recipe())) == [0.5, -0.5]
-    assert advantages(shaped_advantages(samples, recipe(overlong_filter=True))) == [0.5, 0]
+    shaped = shaped_advantages(samples, recipe(overlong_filter=True))
+    assert advantages(shaped) == [0.5, 0]
+    assert [one.left_out for one in shaped] == [False, True]
 
 
 def test_a_cut_sample_is_in_the_steps_spread_too_and_teaches_nothing() -> None:

@@ -261,7 +261,7 @@ class ShardedBackend(Learner):
             "positions": positions,
             "padded_positions": positions - used,
             "padding_fraction": (positions - used) / positions,
-            "flops": self._sizes.operations(used, tokens),
+            "flops": self._sizes.operations(work.lengths, tokens),
         }
         return {**device, **{name: float(count) for name, count in counts.items()}}
 

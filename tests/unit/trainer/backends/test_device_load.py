@@ -1,0 +1,28 @@
+"""Operations of a pass, counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from polyrl_trainer.backends.device_load import MatrixSizes
+
+LAYERS, HIDDEN, VOCABULARY = 2, 8, 16
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_frozen_weights_cost_no_gradient_of_their_own_and_attention_counts(tied: bool) -> None:
+    config = AutoConfig.for_model(
+        "qwen2", hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=16, vocab_size=VOCABULARY, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    head = VOCABULARY * HIDDEN
+    body = sum(one.numel() for one in model.parameters()) - head * (1 if tied else 2)
+    attention = 6 * LAYERS * HIDDEN * (3 * 3 + 5 * 5)
+    through = body * 8 + head * 4
+    assert MatrixSizes.of(model).operations([3, 5], 4) == 2 * 3 * through + attention
+    model.requires_grad_(False)
+    norm = model.model.norm.weight
+    norm.requires_grad_(True)
+    assert MatrixSizes.of(model).operations([3, 5], 4) == 2 * (2 * through + norm.numel() * 8) + attention
