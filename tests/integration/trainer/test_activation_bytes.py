@@ -8,6 +8,7 @@ from transformers import Qwen2Config
 
 from polyrl.memory.learner import kept_bytes
 from polyrl.memory.sizes import ModelSizes
+from polyrl_trainer.backends.models.attention import Documents
 from polyrl_trainer.backends.models.model_factory import load_model
 from polyrl_trainer.backends.policy import hidden_states
 
@@ -41,7 +42,8 @@ def kept(fields: dict[str, object], rows: int, dtype: str) -> int:
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"),
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
-        hidden_states(model, torch.zeros(rows, WIDTH, dtype=torch.long), positions)
+        documents = Documents.of([WIDTH] * rows, torch.device("cpu"))
+        hidden_states(model, torch.zeros(rows, WIDTH, dtype=torch.long), positions, documents)
     return sum(found.values())
 
 

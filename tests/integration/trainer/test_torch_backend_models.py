@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from polyrl.errors import InvalidData, InvalidManifest
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig, SpecialTokens
-from polyrl_trainer.backends.models.model_factory import load_model, serving_files
+from polyrl_trainer.backends.models.attention import PACKED_ATTENTION
+from polyrl_trainer.backends.models.model_factory import DENSE_ATTENTION, load_model, serving_files
 from polyrl_trainer.backends.packing import PackingPolicy, pack_pass, plan_passes
 from polyrl_trainer.backends.policy import create_policy, hidden_states, probe_model
 from polyrl_trainer.sample import Sample
@@ -40,17 +41,19 @@ def samples_of(lengths: list[int], seed: int) -> list[Sample]:
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("attention", [DENSE_ATTENTION, PACKED_ATTENTION])
 @pytest.mark.parametrize(
     "shape", [PackingPolicy.dense, PackingPolicy.variable_length], ids=["dense", "variable length"]
 )
-def test_packed_logits_are_those_of_each_sequence_alone(model_type: str, shape: Any) -> None:
+def test_packed_logits_are_those_of_each_sequence_alone(model_type: str, shape: Any, attention: str) -> None:
     model = load_model({"model_type": model_type, **SIZES}, seed=3, dtype="float32")
+    model.set_attn_implementation(attention)
     probe_model(model)
     samples = samples_of([1, 2, 17, 17, 16, 40, 9, 30, 64, 5, 100], seed=4)
     for one in plan_passes([sample.length for sample in samples], shape(256)):
         batch = pack_pass(samples, one, torch.device("cpu"))
         with torch.no_grad():
-            hidden = hidden_states(model, batch.input_ids, batch.position_ids)
+            hidden = hidden_states(model, batch.input_ids, batch.position_ids, batch.documents)
             logits = model.lm_head(hidden).flatten(0, 1)[batch.predicting]
         start = 0
         for sample in batch.samples:

@@ -5,7 +5,7 @@ several whole sequences, end to end; the rest of it is padding. Two shapes, by a
 
 - *dense* mask (CPU, plain GPU attention): cost grows with width squared, so rows are short: sequences are packed
   best-fit-decreasing into rows of `row_tokens`, a longer one has a row of its own, rows of like length share a pass.
-- *variable-length* kernel (flash attention): cost grows with each sequence's own length, so a pass is one long row
+- *variable-length* kernel (`models.attention`): cost grows with each sequence's own length, so a pass is one long row
   without padding.
 
 Position ids restart at 0 with each sequence: transformers builds the block-diagonal causal mask from them, so no
@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 
 from polyrl_trainer.backend import LossInputs
+from polyrl_trainer.backends.models.attention import Documents
 from polyrl_trainer.sample import Sample
 
 DENSE_ROW_TOKENS = 64
@@ -138,6 +139,8 @@ class PackedBatch:
     """int64[R, L]"""
     position_ids: torch.Tensor
     """int64[R, L]"""
+    documents: Documents
+    """Padding that follows several sequences is one too; that of a row with one sequence is its end."""
     predicting: torch.Tensor
     """int64[P], flat index of the position whose output predicts a learned token: the one just before it."""
     targets: torch.Tensor
@@ -153,6 +156,7 @@ def pack_pass(samples: Sequence[Sample], one: Pass, device: torch.device) -> Pac
     input_ids = np.full((len(one.rows), one.width), PADDING_ID, dtype=np.int64)
     position_ids = np.empty_like(input_ids)
     predicting: list[npt.NDArray[np.int64]] = []
+    documents: list[int] = []
     alone = all(len(row) == 1 for row in one.rows)
     for number, row in enumerate(one.rows):
         start = 0
@@ -162,6 +166,8 @@ def pack_pass(samples: Sequence[Sample], one: Pass, device: torch.device) -> Pac
             position_ids[number, start:end] = np.arange(sample.length)
             predicting.append(learned_positions(sample) + number * one.width + start - 1)
             start = end
+        documents += [one.width] if alone else [samples[index].length for index in row]
+        documents += [] if alone or start == one.width else [one.width - start]
         first = start if alone else 0
         position_ids[number, start:] = np.arange(first, first + one.width - start)
     counts = [len(indices) for indices in predicting]
@@ -171,6 +177,7 @@ def pack_pass(samples: Sequence[Sample], one: Pass, device: torch.device) -> Pac
         indices=indices,
         input_ids=torch.from_numpy(input_ids).to(device),
         position_ids=torch.from_numpy(position_ids).to(device),
+        documents=Documents.of(documents, device),
         predicting=torch.from_numpy(flat).to(device),
         targets=torch.from_numpy(input_ids.reshape(-1)[flat + 1]).to(device),
         sequence=torch.from_numpy(np.repeat(np.arange(len(indices)), counts)).to(device),

@@ -28,7 +28,8 @@ from polyrl.manifest.environment import VISIBLE_GPUS
 from polyrl_trainer.backend import TrainFuture
 from polyrl_trainer.backends.configs import Dtype, EngineConfig, Head, ModelConfig
 from polyrl_trainer.backends.models import lora
-from polyrl_trainer.backends.models.model_factory import VARIABLE_LENGTH_ATTENTION, attention_for, load_model
+from polyrl_trainer.backends.models.attention import PACKED_ATTENTION, Documents
+from polyrl_trainer.backends.models.model_factory import attention_for, load_model
 from polyrl_trainer.backends.models.value_head import CPU, add_head, position_values, probe_value_model
 from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, pack_pass, plan_passes, unpack
 from polyrl_trainer.sample import Sample
@@ -70,9 +71,13 @@ LOGIT_BYTES = 4
 """Logits become float32 before log_softmax, whatever the dtype of the head: bfloat16 logprobs are off by 1 %."""
 
 
-def hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-    """[R, L, H] of the last layer, after the final norm; position ids alone separate the sequences."""
-    output = model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+def hidden_states(
+    model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor, documents: Documents
+) -> torch.Tensor:
+    """[R, L, H] of the last layer, after the final norm. Sequences are separated by their position ids, which restart,
+    or, with packed attention, by where documents begin."""
+    more = documents.arguments(model)
+    output = model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False, **more)
     hidden: torch.Tensor = output.last_hidden_state
     return hidden
 
@@ -115,10 +120,11 @@ def probe_model(model: PreTrainedModel, device: torch.device = CPU, tolerance: f
     second = torch.arange(FIRST_LENGTH, FIRST_LENGTH + SECOND_LENGTH).remainder(vocabulary).unsqueeze(0)
     positions = torch.cat([torch.arange(FIRST_LENGTH), torch.arange(SECOND_LENGTH)]).unsqueeze(0)
     first, second, positions = (one.to(device) for one in (first, second, positions))
+    documents = Documents.of([FIRST_LENGTH, SECOND_LENGTH], device)
     name = model.config.model_type
     try:
         alone = model(input_ids=second, use_cache=False).logits[0]
-        hidden = hidden_states(model, torch.cat([first, second], dim=1), positions)
+        hidden = hidden_states(model, torch.cat([first, second], dim=1), positions, documents)
         packed = vocabulary_head(model)(hidden)[0, FIRST_LENGTH:]
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise InvalidData(f"the model ({name}) fails on its first tokens: {' '.join(str(error).split())}") from error
@@ -227,7 +233,8 @@ class Policy:
 
     def _predicting(self, batch: PackedBatch) -> torch.Tensor:
         """[P, H], before each learned token."""
-        return hidden_states(self.model, batch.input_ids, batch.position_ids).flatten(0, 1)[batch.predicting]
+        hidden = hidden_states(self.model, batch.input_ids, batch.position_ids, batch.documents)
+        return hidden.flatten(0, 1)[batch.predicting]
 
 
 def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
@@ -258,7 +265,7 @@ def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
 
 def packing_for(model: PreTrainedModel, max_tokens: int) -> PackingPolicy:
     """By the attention that the model was given."""
-    variable = model.config._attn_implementation == VARIABLE_LENGTH_ATTENTION
+    variable = model.config._attn_implementation == PACKED_ATTENTION
     return (PackingPolicy.variable_length if variable else PackingPolicy.dense)(max_tokens)
 
 

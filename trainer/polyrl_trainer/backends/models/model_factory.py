@@ -22,11 +22,11 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.initialization import no_init_weights
-from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
 from polyrl.errors import InvalidData, InvalidManifest
 from polyrl_trainer.backends.configs import Dtype, Head, SpecialTokens
+from polyrl_trainer.backends.models.attention import PACKED_ATTENTION
 from polyrl_trainer.backends.models.model_config import PLACE, model_config, reason_of
 from polyrl_trainer.backends.models.value_head import HEAD_WEIGHT, draw_head, name_padding
 
@@ -44,7 +44,6 @@ _KINDS: dict[Head, str] = {
 NO_SPECIAL_TOKENS = SpecialTokens()
 
 DENSE_ATTENTION = "sdpa"
-VARIABLE_LENGTH_ATTENTION = "flash_attention_2"
 
 
 def load_model(
@@ -120,10 +119,8 @@ def serving_files(model: PreTrainedModel) -> dict[str, bytes]:
 
 
 def attention_for(device: torch.device, dtype: Dtype) -> str:
-    """Name of the attention kernel: variable-length where it is installed (GPU, bfloat16), else dense masks."""
-    if device.type == "cuda" and dtype == "bfloat16" and is_flash_attn_2_available():
-        return VARIABLE_LENGTH_ATTENTION
-    return DENSE_ATTENTION
+    """Name of the attention: torch's variable-length kernel where it computes (GPU, bfloat16), else dense masks."""
+    return PACKED_ATTENTION if device.type == "cuda" and dtype == "bfloat16" else DENSE_ATTENTION
 
 
 def _from_config(

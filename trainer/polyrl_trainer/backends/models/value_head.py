@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from polyrl.errors import InvalidData
 from polyrl_trainer.backends.configs import SpecialTokens
+from polyrl_trainer.backends.models.attention import Documents
 from polyrl_trainer.backends.models.model_config import reason_of
 
 HEAD = "score"
@@ -79,7 +80,8 @@ def probe_value_model(
     positions = torch.cat([torch.arange(len(FIRST)), torch.arange(len(SECOND))]).unsqueeze(0).to(device)
     name = model.config.model_type
     try:
-        trunk = model.base_model(input_ids=torch.cat([first, second], dim=1), position_ids=positions, use_cache=False)
+        both, more = torch.cat([first, second], dim=1), Documents.of([len(FIRST), len(SECOND)], device).arguments(model)
+        trunk = model.base_model(input_ids=both, position_ids=positions, use_cache=False, **more)
         packed = position_values(model, trunk.last_hidden_state)[0, -1]
         # Padding that comes after does not count, as little as a token that is padding by its number.
         alone = model(input_ids=second, use_cache=False, attention_mask=torch.ones_like(second))
