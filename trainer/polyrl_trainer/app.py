@@ -25,6 +25,7 @@ import torch
 from polyrl.errors import DeadlineExceeded, GroupLost, InvalidData, PolyRLError, RunFailed, Superseded
 from polyrl.manifest.environment import LEARNER_DEVICE
 from polyrl.manifest.job import PolyRLJob, read_job
+from polyrl.manifest.parts.algorithm import AdvantageEstimator
 from polyrl.manifest.recipe import Mode
 from polyrl.sample_record import SAMPLES
 from polyrl.worker import EVERYWHERE
@@ -283,6 +284,7 @@ async def _rollout_side(
             group_filter=group_filter,
             adopted=adopted,
             stop=recipe.sampling.stop,
+            keeps_turn_rewards=recipe.algorithm.advantage is AdvantageEstimator.TURN_NORM,
         )
         supply = GroupSupply(client, runner, session=session, adopted=adopted)
         publisher = _publisher(arguments, KEPT_VERSIONS + recipe.algorithm.max_staleness)

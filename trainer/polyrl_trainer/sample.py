@@ -50,7 +50,10 @@ class Sample:
     returns: npt.NDArray[np.float32] | None = None
     """float32[T], what the critic is to learn."""
     turn_rewards: tuple[float, ...] = ()
-    """What an environment gave for each of the policy's turns that it answered, for the reward function."""
+    """What an environment gave for each of the policy's turns that it answered: for the reward function, and for an
+    advantage per turn."""
+    turn_starts: tuple[int, ...] = ()
+    """Position of each turn's first token, or of where it would stand. Empty: one turn after the prompt."""
     versions: tuple[int, ...] = ()
     """Distinct weight versions that generated it, in order."""
     metadata: dict[str, Any] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -21,6 +21,8 @@ from polyrl_trainer.user_code.episodes import PastTurn
 
 TRUNCATED: Final = "environment_truncated"
 """Number beside the reward of a sample that had an environment: 1 where it cut the episode."""
+TURN_REWARD: Final = "turn_reward/"
+"""Begins the names of the numbers beside the reward that are an environment's for its turns 0, 1 ..., unless 0."""
 WORD: Final = 4
 """Bytes of a token id, and of its logprob."""
 
@@ -54,7 +56,16 @@ def to_sample(
 def scored_sample(scored: Scored, prompt: Prompt, tokenizer: Tokenizer) -> Sample:
     """With its reward. Raises ProtocolError."""
     sample = to_sample(scored.group, scored.index, scored.response, prompt, tokenizer, scored.reward)
+    begins = [span.end for span in scored.response.spans if span.version < 0]
+    starts = tuple(sample.prompt_length + begin for begin in (0, *begins))
+    rewards = tuple(scored.metrics.get(f"{TURN_REWARD}{turn}", 0.0) for turn in range(len(starts)))
+    sample = replace(sample, turn_starts=starts, turn_rewards=rewards if any(rewards) else ())
     return replace(sample, finish_reason=Finish.LENGTH.value) if scored.metrics.get(TRUNCATED) else sample
+
+
+def turn_reward_metrics(rewards: Iterable[float]) -> dict[str, float]:
+    """As they travel beside the reward."""
+    return {f"{TURN_REWARD}{turn}": reward for turn, reward in enumerate(rewards) if reward}
 
 
 def past_turns(group: int, index: int, response: Response, prompt: Prompt, tokenizer: Tokenizer) -> Iterator[PastTurn]:

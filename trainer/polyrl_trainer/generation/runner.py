@@ -17,7 +17,7 @@ from polyrl.sample import DiscardReason, Finish, Purpose, split_sample_id
 from polyrl.wire import TurnDone
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.generation.from_wire import TRUNCATED, past_turns, to_sample
+from polyrl_trainer.generation.from_wire import TRUNCATED, past_turns, to_sample, turn_reward_metrics
 from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
@@ -52,6 +52,8 @@ class UserCodeRunner:
     group_filter: CustomGroupFilter | None = None
     stop: Sequence[str] = ()
     """Strings that end a response."""
+    keeps_turn_rewards: bool = False
+    """The advantage is of the environment's rewards too."""
     adopted: Container[int] = ()
     """Groups of an earlier trainer, whose turns may come before they are registered."""
     _early: dict[int, list[TurnDone]] = field(default_factory=dict)
@@ -117,7 +119,8 @@ class UserCodeRunner:
         finish = Finish.LENGTH.value if played.truncated else sample.finish_reason
         verdict = await self.reward.score(replace(sample, turn_rewards=played.turn_rewards, finish_reason=finish), n)
         if isinstance(verdict, Reward) and self.episodes is not None:
-            verdict = replace(verdict, metrics=verdict.metrics | {TRUNCATED: float(played.truncated)})
+            numbers = turn_reward_metrics(played.turn_rewards) if self.keeps_turn_rewards else {}
+            verdict = replace(verdict, metrics=verdict.metrics | numbers | {TRUNCATED: float(played.truncated)})
         if isinstance(verdict, Unscored):
             await self.rollouts.reject(sample.id, verdict.reason, verdict.detail)
         else:

@@ -4,6 +4,7 @@
     advantages       rewards to advantages, per group or per step
     policy_gradient  the loss of every policy gradient; `correction` weighs its tokens for what engines drew otherwise
     sft              the supervised loss, and how named sums add up
+    turns            advantages per turn of an episode, by its environment's rewards
     critic           what a critic makes of rewards (GAE), and what it learns
     own              the user's own loss and advantage in place of named ones
     preferences      the losses of pairs of answers: DPO, reward model

@@ -21,6 +21,7 @@ from polyrl.manifest.parts.algorithm import AdvantageEstimator, AlgorithmSpec, K
 from polyrl_trainer.losses.critic import by_critic
 from polyrl_trainer.losses.own import GroupAdvantage
 from polyrl_trainer.losses.presets import advantage_of, scales_by_step
+from polyrl_trainer.losses.turns import by_turn
 from polyrl_trainer.sample import Sample
 
 Floats = npt.NDArray[np.float64]
@@ -100,6 +101,10 @@ def with_advantages(
         # Undiscounted: a token's return is the reward at the end less what it and all later tokens cost.
         returns = [_shaped(one) - np.cumsum(cost[::-1])[::-1] for one, cost in zip(samples, penalties, strict=True)]
         return [_carrying(sample, values) for sample, values in zip(samples, returns, strict=True)]
+    if estimator is AdvantageEstimator.TURN_NORM:
+        ends, discount = [_shaped(one) for one in samples], algorithm.turn_discount
+        found = by_turn(samples, ends, penalties, discount=discount, compared=group_norm)
+        return [_carrying(sample, values) for sample, values in zip(samples, found, strict=True)]
     rewards = [_shaped(sample) - float(cost.sum()) for sample, cost in zip(samples, penalties, strict=True)]
     advantages = group_advantages(rewards, [one.group for one in samples], estimator)
     return [_carrying(sample, np.full(sample.length, value)) for sample, value in zip(samples, advantages, strict=True)]

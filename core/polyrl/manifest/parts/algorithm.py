@@ -100,6 +100,10 @@ class AdvantageEstimator(StrEnum):
     """The mean of its group."""
     RLOO = "rloo"
     """The mean of the others of its group."""
+    TURN_NORM = "turnNorm"
+    """The mean of its group, turn by turn: what came of a turn by its environment's rewards and the reward at the end,
+    in standard deviations of the group's samples at the same turn (MT-GRPO, Zeng et al. 2025, arXiv 2505.11821, with
+    GiGPO's discounted return, Feng et al. 2025, arXiv 2505.10978). Needs `recipe.environment`."""
     REINFORCE_PLUS_PLUS = "reinforce++"
     """All of the step: returns per token, in standard deviations of the step. Needs `oldLogProbs: recompute`, since
     training then waits for the whole step."""
@@ -159,6 +163,8 @@ class AlgorithmSpec(ManifestModel):
     Runs in the trainer's process."""
     advantage_function: FunctionName | None = None
     """`module:function(samples) -> list`, your own in place of `advantage`: a number for each sample of a group."""
+    turn_discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """For advantage `turnNorm`: how much a turn is worth of what the next one is."""
     steps: Count = 0
     """RL steps; one step consumes `promptsPerStep` groups and publishes one weight version."""
     prompts_per_step: Annotated[int, Field(ge=1, le=1_048_576)] = 32

@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic.alias_generators import to_snake
 
-from polyrl.manifest.parts.algorithm import Correction, GroupFilter, OldLogProbs
+from polyrl.manifest.parts.algorithm import AdvantageEstimator, Correction, GroupFilter, OldLogProbs
 from polyrl.manifest.parts.critic import CriticTrunk
 from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples
@@ -14,6 +14,10 @@ from polyrl.manifest.rules.rule import GENERATES, Rule, samples
 _ADVANTAGE: Final = (
     "(has(self.recipe.algorithm.advantage) ? self.recipe.algorithm.advantage : self.recipe.algorithm.name)"
 )
+
+
+MOST_PAID_TURNS: Final = 128
+"""Their rewards travel among a sample's named numbers, of which they take half the room."""
 
 
 def _of_generation(field: str, default: object, cel: str) -> Rule:
@@ -80,6 +84,28 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         holds=lambda s: s.recipe.mode is not Mode.OFFLINE_RL or not s.recipe.algorithm.uses_critic,
         cel="self.recipe.mode != 'offline-rl' || has(self.recipe.algorithm.advantageFunction)"
         f" || !({_ADVANTAGE} in ['gae', 'ppo'])",
+    ),
+    Rule(
+        "turns-played",
+        "recipe.algorithm.advantage",
+        message="turnNorm compares turns that an environment answered, 128 of them at most: it needs recipe.environment"
+        " with such a maxTurns, in a mode that generates",
+        holds=lambda s: (
+            s.recipe.algorithm.advantage is not AdvantageEstimator.TURN_NORM
+            or (samples(s) and s.recipe.environment is not None and s.recipe.environment.max_turns <= MOST_PAID_TURNS)
+        ),
+        cel="!has(self.recipe.algorithm.advantage) || self.recipe.algorithm.advantage != 'turnNorm'"
+        f" || ({GENERATES} && has(self.recipe.environment) && self.recipe.environment.maxTurns <= {MOST_PAID_TURNS})",
+    ),
+    Rule(
+        "turns-discounted",
+        "recipe.algorithm.turnDiscount",
+        message="is of advantage turnNorm only",
+        holds=lambda s: (
+            s.recipe.algorithm.turn_discount == 1 or s.recipe.algorithm.advantage is AdvantageEstimator.TURN_NORM
+        ),
+        cel="self.recipe.algorithm.turnDiscount == 1.0 || (has(self.recipe.algorithm.advantage)"
+        " && self.recipe.algorithm.advantage == 'turnNorm')",
     ),
     Rule(
         "critic-warms-up-alone",
