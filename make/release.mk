@@ -10,6 +10,10 @@ RELEASING := PYTHONPATH=make $(RELEASE_TOOLS)/bin/python -P -m release
 VERSION ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 FOLDER ?= dist/release
 SIGNERS ?= SIGNERS
+# Public keys: those that sign charts, as gpg --export writes them, and the one that signs images, as cosign does.
+KEYRING ?= SIGNERS.gpg
+COSIGN_PUBLIC ?= SIGNERS.cosign
+COSIGN ?= cosign
 
 $(RELEASE_STAMP):
 	rm -rf $(RELEASE_TOOLS)
@@ -29,10 +33,19 @@ release: release-check ## Build wheel, sdist, chart, bills of materials and imag
 	  --parts packages chart bill $(if $(filter yes,$(IMAGES)),images) \
 	  --image-options "--build-arg BASE=$(BASE) --build-arg VARIANT=$(VARIANT) --build-arg=\"PIP_ARGS=$(PIP_ARGS)\""
 
-release-sign: $(RELEASE_STAMP) ## Sign what make release built, with KEY=FILE, one of those that SIGNERS=FILE names
-	@$(RELEASING) sign dist/release --version "$(VERSION)" --signers "$(SIGNERS)" --key "$(KEY)"
+release-sign: $(RELEASE_STAMP) ## Sign what make release built, with KEY=FILE of SIGNERS=FILE, and the chart with PGP_KEY=ID of KEYRING=FILE
+	@$(RELEASING) sign dist/release --version "$(VERSION)" --signers "$(SIGNERS)" --key "$(KEY)" \
+	  --pgp-key "$(PGP_KEY)" --keyring "$(KEYRING)"
 
-release-verify: $(RELEASE_STAMP) ## Say whether FOLDER= holds what was signed as VERSION= by a key of SIGNERS=
-	@$(RELEASING) verify "$(FOLDER)" --version "$(VERSION)" --signers "$(SIGNERS)"
+release-verify: $(RELEASE_STAMP) ## Say whether FOLDER= holds what was signed as VERSION= by keys of SIGNERS= and KEYRING=
+	@$(RELEASING) verify "$(FOLDER)" --version "$(VERSION)" --signers "$(SIGNERS)" --keyring "$(KEYRING)"
 
-.PHONY: release release-check release-sign release-verify
+release-sign-images: $(RELEASE_STAMP) ## Sign the images that REGISTRY= has of the release in FOLDER=, with COSIGN_KEY=FILE
+	@$(RELEASING) sign-images "$(FOLDER)" --version "$(VERSION)" --signers "$(SIGNERS)" --home "$(REGISTRY)" \
+	  --key "$(COSIGN_KEY)" --public "$(COSIGN_PUBLIC)" --cosign "$(COSIGN)"
+
+release-verify-images: $(RELEASE_STAMP) ## Say whether REGISTRY= has the images of the release in FOLDER=, signed by COSIGN_PUBLIC=
+	@$(RELEASING) verify-images "$(FOLDER)" --version "$(VERSION)" --signers "$(SIGNERS)" --home "$(REGISTRY)" \
+	  --public "$(COSIGN_PUBLIC)" --cosign "$(COSIGN)"
+
+.PHONY: release release-check release-sign release-verify release-sign-images release-verify-images

@@ -3,5 +3,6 @@ and what signs the sums, and verifies them.
 
 `rules` decides whether a tree may be released, `surfaces` finds what users of the version before would miss,
 `lock` holds the hashes of what is installed, `artifacts` builds one folder of files from one export of a commit,
-`signatures` signs and verifies such a folder, and `__main__` is the command.
+`signatures` signs and verifies such a folder, `provenance` the chart in it as Helm does, `images` what a registry has
+of it as admission does, and `__main__` is the command.
 """

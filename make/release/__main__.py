@@ -1,4 +1,5 @@
-"""`python -m release check`, `build`, `sign` and `verify`: the commands behind `make release` and its neighbours.
+"""`python -m release check`, `build`, `sign`, `verify`, `sign-images` and `verify-images`: the commands behind
+`make release` and its neighbours.
 
 Exit status: 0 done, 1 the builds differ or a program failed, 2 the tree or the images' base is no release's
 (one line per reason), 3 what lies in the folder is not what was signed.
@@ -14,9 +15,11 @@ import sys
 from pathlib import Path
 
 from release.artifacts import ROLES, SUMS, Build, BuildError, Programs, differences, write_sums
+from release.images import sign_images, verify_images
 from release.lock import LOCK, PINS
+from release.provenance import sign_chart, verify_chart
 from release.rules import Tree, base_refusals, notes, refusals, version_of
-from release.signatures import NotVerified, sign, verify
+from release.signatures import NotVerified, provenance_name, sign, verify
 from release.surfaces import SURFACES
 
 NO_RELEASE = 2
@@ -106,12 +109,21 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--helm", default="helm")
     build.add_argument("--buildah", default="buildah")
     build.add_argument("--image-options", default="")
-    signing, verifying = verbs.add_parser("sign"), verbs.add_parser("verify")
-    for verb in (signing, verifying):
+    of_files = signing, _ = verbs.add_parser("sign"), verbs.add_parser("verify")
+    of_images = signing_images, _ = verbs.add_parser("sign-images"), verbs.add_parser("verify-images")
+    for verb in (*of_files, *of_images):
         verb.add_argument("folder", type=Path)
         verb.add_argument("--version", required=True)
         verb.add_argument("--signers", type=Path, required=True)
+    for verb in of_files:
+        verb.add_argument("--keyring", type=Path, required=True)
+    for verb in of_images:
+        verb.add_argument("--home", required=True)
+        verb.add_argument("--public", type=Path, required=True)
+        verb.add_argument("--cosign", default="cosign")
     signing.add_argument("--key", type=Path, required=True)
+    signing.add_argument("--pgp-key", required=True)
+    signing_images.add_argument("--key", required=True)
     return command
 
 
@@ -138,9 +150,16 @@ def build(given: argparse.Namespace) -> int:
 def signature(given: argparse.Namespace) -> int:
     """Signs or verifies."""
     try:
+        if "images" in given.verb:
+            print(of_images(given))
+            return 0
         if given.verb == "sign":
             sign(given.folder, given.version, given.key, given.signers)
+            sign_chart(given.folder, given.version, given.pgp_key, given.keyring)
         missing = verify(given.folder, given.version, given.signers)
+        package = given.folder / provenance_name(given.version).removesuffix(".prov")
+        if package.exists() or (given.folder / provenance_name(given.version)).exists():
+            verify_chart(given.folder, given.version, given.keyring)
     except (NotVerified, OSError, subprocess.TimeoutExpired) as error:
         print(error, file=sys.stderr)
         return NOT_SIGNED
@@ -148,6 +167,16 @@ def signature(given: argparse.Namespace) -> int:
     if missing:
         print(f"signed, and not here: {', '.join(missing)}")
     return 0
+
+
+def of_images(given: argparse.Namespace) -> str:
+    """Signs or verifies those of a registry; gives the closing line."""
+    which = {"home": given.home, "public": given.public, "cosign": given.cosign}
+    if given.verb == "sign-images":
+        sign_images(given.folder, given.version, given.signers, key=given.key, **which)
+    else:
+        verify_images(given.folder, given.version, given.signers, **which)
+    return f"{given.home}: has the images of PolyRL {given.version}, signed by {given.public}"
 
 
 def main() -> int:

@@ -29,6 +29,11 @@ SHOWN_CHARACTERS = 100
 HOW = f'{PURPOSE} namespaces="{PURPOSE}" ssh-ed25519 AAAA...'
 
 
+def provenance_name(version: str) -> str:
+    """Helm's file beside the chart; signed by itself (`release.provenance`), after the sums, which do not name it."""
+    return f"polyrl-{version}.tgz.prov"
+
+
 class NotVerified(Exception):
     """One sentence: what is not as it was signed, or not signed."""
 
@@ -85,7 +90,8 @@ def check_files(folder: Path, sums: str, version: str) -> list[str]:
     for name in sorted(set(listed) - whole) or sorted(lacking):
         what = f"does not name {name}" if name in lacking else f"names {name}"
         raise NotVerified(f"{SUMS}: {what}; it is not that of the whole release {version}")
-    here = {path.name: path for path in folder.iterdir() if path.name not in (SUMS, SIGNATURE)}
+    beside = (SUMS, SIGNATURE, provenance_name(version))
+    here = {path.name: path for path in folder.iterdir() if path.name not in beside}
     for name, path in sorted(here.items()):
         if name not in listed:
             raise NotVerified(f"{path}: nobody signed it; {SUMS} does not name it")

@@ -5,16 +5,20 @@ refused in one sentence. With throw-away keys and the real ssh-keygen."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from release.artifacts import SUMS, manifest_digest, write_sums
+from release.provenance import sign_chart, verify_chart
 from release.signatures import PURPOSE, SIGNATURE, NotVerified, files_of, sign, verify
 
 ROOT = Path(__file__).parents[2]
@@ -26,23 +30,51 @@ def ssh_keygen(*arguments: str | Path) -> None:
     subprocess.run(["ssh-keygen", "-q", *arguments], check=True, capture_output=True, timeout=60)
 
 
+def write_chart(package: Path, version: str) -> None:
+    """A package that has nothing but its description."""
+    text = f"apiVersion: v2\nname: polyrl\nversion: {version}\n".encode()
+    member = tarfile.TarInfo("polyrl/Chart.yaml")
+    member.size = len(text)
+    with tarfile.open(package, "w:gz") as archive:
+        archive.addfile(member, io.BytesIO(text))
+
+
 def build(folder: Path, *, version: str = VERSION, images: bool = True) -> Path:
     """A release's files, each with a content of its own."""
     folder.mkdir()
     for name in files_of(version, images=images):
         (folder / name).write_text(f"I am {name}")
+    write_chart(folder / f"polyrl-{version}.tgz", version)
     write_sums(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gnupg() -> Iterator[None]:
+    """gpg with keys of ours and of a stranger; its sockets' names are short."""
+    with tempfile.TemporaryDirectory(prefix="g") as home, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GNUPGHOME", home)
+        for who in ("ours", "theirs"):
+            gpg("--quick-generate-key", f"{who}@example.org", "ed25519", "sign", "never")
+        yield
+        subprocess.run(["gpgconf", "--kill", "gpg-agent"], check=True, timeout=60)
+
+
+def gpg(*arguments: str) -> bytes:
+    command = ["gpg", "--batch", "--quiet", "--passphrase", "", "--pinentry-mode", "loopback", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory, gnupg: None) -> Path:
     """Keys of ours and of a stranger, who we are, and a release that we signed."""
     folder = tmp_path_factory.mktemp("keys")
+    (folder / "ours.gpg").write_bytes(gpg("--export", "ours@example.org"))
     for name in ("ours", "theirs"):
         ssh_keygen("-t", "ed25519", "-N", "", "-f", folder / name)
     (folder / "signers").write_text(f'{PURPOSE} namespaces="{PURPOSE}" {(folder / "ours.pub").read_text()}')
     sign(build(folder / "release"), VERSION, folder / "ours", folder / "signers")
+    sign_chart(folder / "release", VERSION, "ours@example.org", folder / "ours.gpg")
     return folder
 
 
@@ -192,7 +224,7 @@ def release_command(verb: str, folder: Path, room: Path, *more: str | Path) -> s
     command = [sys.executable, "-P", "-m", "release", verb, folder, "--version", VERSION]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "make")}
     return subprocess.run(
-        [*command, "--signers", room / "signers", *more],
+        [*command, "--signers", room / "signers", "--keyring", room / "ours.gpg", *more],
         env=environment,
         capture_output=True,
         text=True,
@@ -202,7 +234,7 @@ def release_command(verb: str, folder: Path, room: Path, *more: str | Path) -> s
 
 
 def test_the_command_signs_again_and_verifies(room: Path, release: Path) -> None:
-    signed = release_command("sign", release, room, "--key", room / "ours")
+    signed = release_command("sign", release, room, "--key", room / "ours", "--pgp-key", "ours@example.org")
     assert (signed.returncode, signed.stderr) == (0, "")
     (release / IMAGE).unlink()
     verified = release_command("verify", release, room)
@@ -224,11 +256,45 @@ def test_a_stranger_does_not_sign_and_no_key_is_printed(room: Path, release: Pat
         (secret[:200], "KEY names no file"),
         ("", "KEY names no file"),
     ):
-        done = release_command("sign", release, room, "--key", key)
+        done = release_command("sign", release, room, "--key", key, "--pgp-key", "ours@example.org")
         assert done.returncode == 3
         assert sentence in done.stderr.splitlines()[-1]
         assert not any(line in done.stdout + done.stderr for line in secret.splitlines()[1:-1])
         assert not (release / SIGNATURE).exists()
+
+
+def test_a_chart_is_verified_by_its_own_signature_too(room: Path, release: Path) -> None:
+    """As `helm install --verify` does: with the sums of another release, or without any."""
+    provenance = release / f"{CHART}.prov"
+    verify_chart(release, VERSION, room / "ours.gpg")
+    signed = provenance.read_text()
+    refused = "not signed by a key of .*ours.gpg$"
+    for text, sentence in (
+        (signed.replace("version: 0.1.0", "version: 0.1.1"), refused),
+        ("trust me\n", refused),
+        (signed.split("-----BEGIN PGP SIGNATURE")[0], refused),
+    ):
+        provenance.write_text(text)
+        with pytest.raises(NotVerified, match=sentence):
+            verify_chart(release, VERSION, room / "ours.gpg")
+    provenance.write_text(signed)
+    (release / CHART).write_bytes((release / CHART).read_bytes() + b" ")
+    with pytest.raises(NotVerified, match=r"of another chart than the one beside it$"):
+        verify_chart(release, VERSION, room / "ours.gpg")
+
+
+def test_a_provenance_by_a_stranger_is_refused_by_the_command(room: Path, release: Path) -> None:
+    with pytest.raises(NotVerified, match=r"not signed by a key of .*ours.gpg$"):
+        sign_chart(release, VERSION, "theirs@example.org", room / "ours.gpg")
+    assert not (release / f"{CHART}.prov").exists()
+    done = release_command("verify", release, room)
+    assert (done.returncode, done.stderr) == (3, f"{release / CHART}.prov: no such file; the chart has no provenance\n")
+    for key, sentence in (("", "PGP_KEY names no key"), ("nobody@example.org", "gpg did not sign with nobody@")):
+        done = release_command("sign", release, room, "--key", room / "ours", "--pgp-key", key)
+        assert done.returncode == 3
+        assert sentence in done.stderr.splitlines()[-1]
+    (release / f"{CHART}.prov").symlink_to(room / "release" / f"{CHART}.prov")
+    assert release_command("verify", release, room).returncode == 3
 
 
 def test_the_command_refuses_in_one_sentence(room: Path, release: Path) -> None:
