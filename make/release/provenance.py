@@ -25,7 +25,7 @@ def sign_chart(folder: Path, version: str, key: str, keyring: Path) -> None:
         raise NotVerified("PGP_KEY names no key; give the fingerprint or the address of an OpenPGP key that gpg has")
     target = folder / provenance_name(version)
     target.unlink(missing_ok=True)
-    command = ["gpg", "--quiet", "--yes", "--local-user", key, "--clearsign", "--output", target]
+    command: list[str | Path] = ["gpg", "--quiet", "--yes", "--local-user", key, "--clearsign", "--output", target]
     done = subprocess.run(command, input=_statement(folder, version), text=True)
     if done.returncode:
         raise NotVerified(f"gpg did not sign with {key} (status {done.returncode}); its own words stand above")
@@ -43,7 +43,7 @@ def verify_chart(folder: Path, version: str, keyring: Path) -> None:
         raise NotVerified(f"{keyring}: no such file; it holds public keys that sign charts, as gpg --export gives them")
     if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_BYTES:
         raise NotVerified(f"{path}: no such file; the chart has no provenance")
-    command = ["gpgv", "--quiet", "--keyring", keyring.absolute(), "--output", "-", path]
+    command: list[str | Path] = ["gpgv", "--quiet", "--keyring", keyring.absolute(), "--output", "-", path]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=DEADLINE_S)
     if done.returncode:
         raise NotVerified(f"{path}: not signed by a key of {keyring}")

@@ -72,9 +72,9 @@ def test_a_turn_without_a_token_passes_its_reward_on_to_the_turns_before_it() ->
 @pytest.mark.parametrize(("cost", "expected"), [(0.0, 0.0), (1.0, -round(math.sqrt(0.5), 4))])
 def test_a_penalty_in_the_reward_counts_in_the_turn_that_it_is_of(cost: float, expected: float) -> None:
     rows = [sample([1, 1], [0.0], 1.0), sample([1, 1], [0.0], 1.0)]
-    dear = np.array([0, 0, 0, cost], dtype=np.float32)
+    costly = np.array([0, 0, 0, cost], dtype=np.float32)
     zeros = np.zeros(4, dtype=np.float32)
-    rows = [_with(rows[0], dear, zeros), _with(rows[1], zeros, zeros)]
+    rows = [_with(rows[0], costly, zeros), _with(rows[1], zeros, zeros)]
     found = advantages(rows, klCoefficient=0.5, klPlace="reward")
     assert found[0] == [0, expected, 0, expected]
 
