@@ -6,15 +6,12 @@ Read next: `hash_trainer`.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
-import zmq
-import zmq.asyncio
 from hash_engine import VOCABULARY
 
 from polyrl.keys import TrainerKeys, read_keys
@@ -27,7 +24,10 @@ from polyrl.weights import (
     manifest_hash,
     tensor_entry,
 )
-from polyrl.wire import ChunkReply, GetManifest, ManifestReply, decode_from_puller, encode
+from polyrl.wire import FromPuller, GetManifest
+from polyrl.wire.sealing import Handshake, LastingKeys
+from polyrl.wire.serving import Content
+from polyrl_trainer.weights.server import WeightServer, dialled_endpoint
 
 CONFIG: Final = {"vocab_size": VOCABULARY, "max_position_embeddings": 4096}
 BYTES: Final = 8
@@ -36,50 +36,40 @@ BYTES: Final = 8
 class HashPublisher:
     """Every version from the first request on, made from its number."""
 
-    def __init__(self, keys: TrainerKeys, socket: zmq.asyncio.Socket) -> None:
+    def __init__(self, keys: TrainerKeys) -> None:
         self.public_key = keys.public_key
-        self.endpoint = socket.get_string(zmq.LAST_ENDPOINT)
-        self._socket = socket
+        lasting = LastingKeys.of(keys.secret_key, keys.public_key, keys.agent_public_key)
+        self._server = WeightServer("tcp://127.0.0.1:*", lambda: Handshake(lasting), answer_to)
+        self.endpoint = dialled_endpoint(self._server, "")
 
     def ref_of(self, version: int) -> WeightsRef:
         """What is sent to the manager."""
         digest = manifest_hash(encode_manifest(version_of(version)[0]))
         return WeightsRef(version, self.endpoint, public_key=self.public_key, manifest_hash=digest)
 
-    async def serve(self) -> None:
-        """Until cancelled."""
-        while True:
-            identity, body = await self._socket.recv_multipart()
-            request = decode_from_puller(body)
-            manifest, data = version_of(request.version)
-            if isinstance(request, GetManifest):
-                reply: ManifestReply | ChunkReply = ManifestReply(request.version, encode_manifest(manifest))
-            else:
-                reply = ChunkReply(request.hash, data)
-            await self._socket.send_multipart([identity, encode(reply)])
+    def close(self) -> None:
+        self._server.close()
+
+
+def answer_to(request: FromPuller) -> Content:
+    """A version's manifest, or its only chunk."""
+    manifest, data = version_of(request.version)
+    return Content(memoryview(encode_manifest(manifest) if isinstance(request, GetManifest) else data), nullcontext)
 
 
 def version_of(version: int) -> tuple[VersionManifest, bytes]:
     """The manifest of a version, and its only chunk's bytes."""
     data = version.to_bytes(BYTES, "little")
-    chunks = tuple(chunk for chunk, _ in cut_chunks([data]))
     tensors = (tensor_entry("weights", "I64", (1,), 0, data),)
     files = (file_entry("config.json", json.dumps(CONFIG).encode()),)
-    return VersionManifest(version, None, kind="full", tensors=tensors, chunks=chunks, files=files), data
+    return VersionManifest(version, None, kind="full", tensors=tensors, chunks=cut_chunks(data), files=files), data
 
 
 @asynccontextmanager
 async def publishing(key_file: Path) -> AsyncIterator[HashPublisher]:
     """A publisher at work."""
-    keys = read_keys(TrainerKeys, key_file)
-    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as socket:
-        socket.curve_server, socket.linger = True, 0
-        socket.curve_publickey, socket.curve_secretkey = keys.public_key.encode(), keys.secret_key.encode()
-        socket.bind("tcp://127.0.0.1:*")
-        publisher = HashPublisher(keys, socket)
-        serving = asyncio.create_task(publisher.serve())
-        try:
-            yield publisher
-        finally:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+    publisher = HashPublisher(read_keys(TrainerKeys, key_file))
+    try:
+        yield publisher
+    finally:
+        publisher.close()

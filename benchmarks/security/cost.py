@@ -179,7 +179,8 @@ class Door:
 def publish() -> float:
     receipt, began = weights.Receipt(), time.process_time()
     weights.tensor_entry("t", "U8", (len(TENSOR),), 0, TENSOR)
-    for _, data in weights.cut_chunks([TENSOR]):
+    weights.cut_chunks(TENSOR)
+    for data in weights.pieces(TENSOR, weights.CHUNK_BYTES):
         receipt.add(data)
     return time.process_time() - began
 

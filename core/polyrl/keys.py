@@ -38,6 +38,7 @@ LENT_ACCESS: Final = 0o040
 
 ROOT: Final = 0
 
+_Z85_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _TOKEN = re.compile(rf"[A-Za-z0-9_\-]{{{MIN_TOKEN_LENGTH},}}")
 
@@ -108,6 +109,17 @@ FILE_NAMES: Final[dict[type[_Keys], str]] = {
 def is_z85_key(text: str) -> bool:
     """True when `text` can be a CURVE key in Z85."""
     return _Z85_KEY.fullmatch(text) is not None
+
+
+def key_bytes(text: str) -> bytes:
+    """The 32 bytes of a CURVE25519 key in Z85 (ZeroMQ RFC 32): five digits of base 85 for every four bytes.
+
+    Raises InvalidData for digits that stand for no bytes."""
+    groups = [text[begin : begin + 5] for begin in range(0, Z85_KEY_LENGTH, 5)]
+    numbers = [sum(_Z85_DIGITS.index(digit) * 85**place for place, digit in enumerate(reversed(g))) for g in groups]
+    if max(numbers) >= 1 << 32:
+        raise InvalidData("a CURVE key stands for no 32 bytes")
+    return b"".join(number.to_bytes(4, "big") for number in numbers)
 
 
 def format_keys(keys: RoleKeys) -> str:

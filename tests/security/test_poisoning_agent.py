@@ -41,7 +41,7 @@ from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.testing.backend_conformance import MODEL as TINY
 from polyrl_trainer.testing.inline_calls import InlineCalls
 from polyrl_trainer.user_code.rewards import Failures, RewardFunction
-from polyrl_trainer.weights.publisher import PolicyVersions
+from polyrl_trainer.weights.policy_versions import PolicyVersions
 
 EPOCH = 1
 STEPS = 2

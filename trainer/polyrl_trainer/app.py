@@ -52,7 +52,8 @@ from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.own_algorithm import load_own
 from polyrl_trainer.user_code.pools import UserPools
 from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures
-from polyrl_trainer.weights.publisher import PolicyVersions, WeightPublisher
+from polyrl_trainer.weights.policy_versions import PolicyVersions
+from polyrl_trainer.weights.publisher import WeightPublisher
 
 log = structlog.get_logger()
 

@@ -11,9 +11,10 @@ the trainer takes the first answer to a request, so a second one with samples wo
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from polyrl import wire
 from polyrl.ledger.events import BatchPacked, BatchRequestClosed, GroupDiscarded, RequestDone
@@ -22,8 +23,10 @@ from polyrl.ledger.status import awaited
 from polyrl.ledger.transition import Transition
 from polyrl.manifest.parts.algorithm import GroupFilter
 from polyrl.sample import DiscardReason, Purpose, sample_id
-from polyrl.weights import digest
 from polyrl.wire import Batch, BatchRequest, Declined, Late
+
+DIGEST_BYTES: Final = 16
+"""Of a request that was answered, in the journal."""
 
 
 def passes(group_filter: str, rewards: Sequence[float]) -> bool:
@@ -159,7 +162,7 @@ def answer_again(transition: Transition, wanted: BatchRequest) -> bool:
 
 def digest_of(message: wire.FromTrainer) -> bytes:
     """Differs between a repeated request and another one under the same number."""
-    return digest(wire.encode(message))
+    return hashlib.blake2b(wire.encode(message), digest_size=DIGEST_BYTES).digest()
 
 
 def _send_batch(transition: Transition, number: int, wanted: BatchRequest, packing: Packing) -> None:

@@ -34,7 +34,6 @@ from polyrl.wire.agent import (
     Announce as Announce,
     Assign as Assign,
     Cancel as Cancel,
-    ChunkReply as ChunkReply,
     Deltas as Deltas,
     Deregister as Deregister,
     EngineCapacity as EngineCapacity,
@@ -49,7 +48,6 @@ from polyrl.wire.agent import (
     HeldAssignment as HeldAssignment,
     Hello as Hello,
     Leaving as Leaving,
-    ManifestReply as ManifestReply,
     Message,
     PrefixUnknown as PrefixUnknown,
     Recall as Recall,
@@ -57,7 +55,6 @@ from polyrl.wire.agent import (
     StartDrain as StartDrain,
     ToAgent as ToAgent,
     TokensKept as TokensKept,
-    ToPuller as ToPuller,
     WeightsFailed as WeightsFailed,
     WeightsLoaded as WeightsLoaded,
     Welcome as Welcome,
@@ -159,7 +156,6 @@ decode_to_agent: Final[Callable[[Frame], ToAgent]] = _decoder(ToAgent)
 decode_from_trainer: Final[Callable[[Frame], FromTrainer]] = _decoder(FromTrainer)
 decode_to_trainer: Final[Callable[[Frame], ToTrainer]] = _decoder(ToTrainer)
 decode_from_puller: Final[Callable[[Frame], FromPuller]] = _decoder(FromPuller)
-decode_to_puller: Final[Callable[[Frame], ToPuller]] = _decoder(ToPuller)
 _decode_from_agent: Final[Callable[[Frame], FromAgent]] = _decoder(FromAgent, AGENT_FRAME_BYTES)
 
 

@@ -306,31 +306,17 @@ ToAgent: TypeAlias = Welcome | Assign | Cancel | Recall | TokensKept | Resend | 
 
 
 class GetManifest(Message, frozen=True, tag="getm"):
-    """Ask for a version's manifest."""
+    """Ask for a version's manifest: msgpack of weights.VersionManifest."""
 
     version: int
 
 
 class GetChunk(Message, frozen=True, tag="getc"):
-    """Ask for one chunk by its content hash; outstanding requests are the puller's own credit."""
+    """Ask for one chunk by its content hash."""
 
     version: int
     hash: bytes
-
-
-class ManifestReply(Message, frozen=True, tag="manifest"):
-    """`body` is msgpack of weights.VersionManifest; empty when the version is no longer kept."""
-
-    version: int
-    body: bytes
-
-
-class ChunkReply(Message, frozen=True, tag="chunk"):
-    """A chunk's bytes; empty when it is no longer kept."""
-
-    hash: bytes
-    data: bytes
 
 
 FromPuller: TypeAlias = GetManifest | GetChunk
-ToPuller: TypeAlias = ManifestReply | ChunkReply
+"""Each is answered by bytes (see `wire.serving`)."""

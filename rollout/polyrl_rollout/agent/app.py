@@ -26,8 +26,9 @@ from polyrl_rollout.agent.conversation import AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation
 from polyrl_rollout.agent.protocol import AgentProtocol
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineLost, InferenceEngine
-from polyrl_rollout.weights.puller import Pulled, Puller, Versions
+from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staging
+from polyrl_rollout.weights.versions import Versions
 
 TOKENS_KEPT_WAIT_S: Final = 10.0
 """A frame of tokens without its TokensKept for this long: the connection is given up and made anew."""

@@ -1,8 +1,9 @@
 """Where an engine's weights lie while they arrive and while they are served: one folder in memory per engine.
 
     polyrl-<run>-<engine>-<random>/.lock    held while the agent lives; whoever gets it may remove the folder
-    .../v000007.partial/                    chunks land here, each at its place; what matches is not pulled again
-    .../v000007/                            complete: every chunk and tensor matched; a Hugging Face folder
+    .../v000007.partial/                    chunks land here, each at its place; what has come is not pulled again
+    .../v000007/                            complete: every tensor matched; a Hugging Face folder
+    .../spare                               the file of the version before, whose pages the next one uses
 
 A version's folder appears by one rename, so it is complete or absent. Only the served version and the one on its way
 stay. The stream of a version is the data section of model.safetensors byte for byte, so assembling costs no copy.
@@ -11,30 +12,27 @@ stay. The stream of a version is the data section of model.safetensors byte for 
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from polyrl.errors import ProtocolError
-from polyrl.weights import Receipt, VersionManifest, chunk_places, digest, tensor_matches
+from polyrl.weights import ChunkEntry, Receipt, TensorEntry, VersionManifest, chunk_places, digest, tensor_matches
+from polyrl_rollout.weights.pages import WEIGHTS_FILE, WeightsFile, safetensors_header
 
 MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "polyrl-"
-WEIGHTS_FILE: Final = "model.safetensors"
+SPARE: Final = "spare"
 NAME_BYTES: Final = 4
 """Bytes of randomness in a folder's name."""
-HEADER_ALIGNMENT: Final = 8
-"""safetensors pads its header with spaces so that the data begins at a multiple of this."""
 
 
 @dataclass(frozen=True)
@@ -45,90 +43,101 @@ class Staged:
     folder: Path
     receipt: bytes
     """`weights.Receipt` of it."""
+    file: WeightsFile
 
     @property
     def version(self) -> int:
         return self.manifest.version
 
 
+@dataclass(frozen=True, eq=False)
+class _Lacks:
+    """A tensor, and the hashes of its chunks that have not come."""
+
+    tensor: TensorEntry
+    chunks: set[bytes]
+
+
 class Partial:
-    """A version that is being put together."""
+    """A version that is being put together. Several threads may write, each its own chunks."""
 
-    def __init__(self, folder: Path, manifest: VersionManifest) -> None:
-        """Raises OSError when there is no room for all of it."""
+    def __init__(self, folder: Path, manifest: VersionManifest, file: WeightsFile) -> None:
+        """`file` is of the version's size; what it holds of the version already counts as come."""
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._folder, self._manifest = folder, manifest
+        self.manifest, self.file, self._folder = manifest, file, folder
         self._places = chunk_places(manifest)
-        self._header = safetensors_header(manifest)
-        self._file = (folder / WEIGHTS_FILE).open("r+b" if (folder / WEIGHTS_FILE).exists() else "w+b")
-        os.ftruncate(self._file.fileno(), len(self._header) + manifest.total_bytes)
-        os.pwrite(self._file.fileno(), self._header, 0)
+        self._verified = set[str]()
+        before = file.manifest
+        self.have = _in_place(manifest, before) if before is not None else set[bytes]()
+        """Hashes of chunks that have come."""
+        self._waiting = _tensors_by_chunk(manifest, self.have)
+        self._stream = file.begin(manifest)
+        file.move(folder / WEIGHTS_FILE)
 
-    def held(self) -> set[bytes]:
-        """Hashes of the chunks that an interrupted pull left in place; their content is hashed again."""
-        with self._stream() as stream:
-            return {
-                hash_
-                for hash_, places in self._places.items()
-                if all(digest(stream[offset : offset + size]) == hash_ for offset, size in places)
-            }
+    def place(self, chunk: ChunkEntry) -> memoryview:
+        """Where a chunk is to be written."""
+        offset, size = self._places[chunk.hash][0]
+        return self._stream[offset : offset + size]
 
-    def write(self, hash_: bytes, data: bytes | memoryview) -> None:
-        """Puts a chunk, already verified, at its places. Raises OSError when memory is full."""
-        for offset, _ in self._places[hash_]:
-            os.pwrite(self._file.fileno(), data, len(self._header) + offset)
+    def take(self, chunk: ChunkEntry) -> list[TensorEntry]:
+        """The chunk lies in its place, and is copied wherever else it belongs. One thread at a time; returns the
+        tensors that are whole by it."""
+        first = self.place(chunk)
+        for offset, size in self._places[chunk.hash][1:]:
+            self._stream[offset : offset + size] = first
+        self.have.add(chunk.hash)
+        waiting = self._waiting.pop(chunk.hash, ())
+        for lacks in waiting:
+            lacks.chunks.discard(chunk.hash)
+        return [lacks.tensor for lacks in waiting if not lacks.chunks]
 
-    def reuse(self, other: Staged, wanted: set[bytes]) -> set[bytes]:
-        """Copies those of the `wanted` chunks that `other` has; returns their hashes."""
-        common = {hash_: places[0] for hash_, places in chunk_places(other.manifest).items() if hash_ in wanted}
-        begin = len(safetensors_header(other.manifest))
-        with (other.folder / WEIGHTS_FILE).open("rb") as source:
-            for hash_, (offset, size) in common.items():
-                self.write(hash_, os.pread(source.fileno(), size, begin + offset))
-        return set(common)
+    def reuse(self, other: Staged) -> None:
+        """Copies the chunks that `other` has."""
+        theirs, source = chunk_places(other.manifest), other.file.stream(other.manifest)
+        for chunk in self.manifest.chunks:
+            if chunk.hash in theirs and chunk.hash not in self.have:
+                offset, size = theirs[chunk.hash][0]
+                self.place(chunk)[:] = source[offset : offset + size]
+                self.take(chunk)
+
+    def verify_tensor(self, tensor: TensorEntry) -> None:
+        """Once its last chunk is taken, by whichever thread has the time; one that fails is left to `verify`."""
+        if tensor_matches(tensor, self._stream):
+            self._verified.add(tensor.name)
+
+    def verify(self) -> None:
+        """Raises ProtocolError naming the first tensor whose bytes are not what the manifest says."""
+        for tensor in self.manifest.tensors:
+            if tensor.name not in self._verified and not tensor_matches(tensor, self._stream):
+                raise ProtocolError(f"tensor {tensor.name} of version {self.manifest.version} fails its checksum")
+
+    def drop_false(self) -> int:
+        """Hashes all that has come, and forgets the chunks that are others; how many."""
+        false = {
+            hash_
+            for hash_ in self.have
+            if any(digest(self._stream[offset : offset + size]) != hash_ for offset, size in self._places[hash_])
+        }
+        self.have -= false
+        self._verified.clear()
+        self._waiting.clear()
+        return len(false)
 
     def finish(self, target: Path) -> Staged:
-        """Verifies every tensor, adds the small files and makes the folder appear as `target`.
-
-        Raises ProtocolError naming the first tensor whose bytes are not what the manifest says.
-        """
-        with self._stream() as stream:
-            for tensor in self._manifest.tensors:
-                if not tensor_matches(tensor, stream):
-                    raise ProtocolError(f"tensor {tensor.name} of version {self._manifest.version} fails its checksum")
-            receipt = self._receipt(stream)
-        for file in self._manifest.files:
-            (self._folder / file.name).write_bytes(file.content)
-        self.close()
-        self._folder.rename(target)
-        return Staged(self._manifest, target, receipt=receipt)
-
-    def _receipt(self, stream: memoryview) -> bytes:
+        """Adds the small files and makes the verified folder appear as `target`."""
         receipt, offset = Receipt(), 0
-        for chunk in self._manifest.chunks:
-            receipt.add(stream[offset : offset + chunk.size])
+        for chunk in self.manifest.chunks:
+            receipt.add(self._stream[offset : offset + chunk.size])
             offset += chunk.size
-        return receipt.value
-
-    def close(self) -> None:
-        """Leaves what has arrived where it is."""
-        self._file.close()
-
-    @contextmanager
-    def _stream(self) -> Iterator[memoryview]:
-        if not self._manifest.total_bytes:
-            yield memoryview(b"")
-            return
-        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as whole:
-            stream = whole[len(self._header) :]
-            try:
-                yield stream
-            finally:
-                stream.release()
+        for file in self.manifest.files:
+            (self._folder / file.name).write_bytes(file.content)
+        self._folder.rename(target)
+        self.file.path, self.file.manifest = target / WEIGHTS_FILE, self.manifest
+        return Staged(self.manifest, target, receipt=receipt.value, file=self.file)
 
 
 class Staging:
-    """The folder of one engine."""
+    """The folder of one engine; one thread at a time."""
 
     def __init__(self, run: str, engine: str, base: Path | None = None) -> None:
         """Makes the folder, private to this user, and removes what ended engines left behind."""
@@ -141,27 +150,48 @@ class Staging:
         self._lock = (unnamed / ".lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unnamed.rename(self.root)
+        self._partial: Partial | None = None
+        self._spare: WeightsFile | None = None
+        self._complete: dict[int, WeightsFile] = {}
 
     def open(self, manifest: VersionManifest) -> Partial:
-        """A place for `manifest`; what an interrupted pull of the same version left is still in it."""
-        wanted = self.root / f"v{manifest.version:06d}.partial"
-        for other in self.root.glob("v*.partial"):
-            if other != wanted:
-                shutil.rmtree(other, ignore_errors=True)
-        return Partial(wanted, manifest)
+        """A place for `manifest`; what an interrupted pull of the same one left is still in it. Raises OSError when
+        memory is full."""
+        if self._partial is not None and self._partial.manifest == manifest:
+            return self._partial
+        if self._partial is not None:
+            self.discard()
+        size = len(safetensors_header(manifest)) + manifest.total_bytes
+        file, self._spare = self._spare, None
+        if file is not None and file.size != size:
+            file.remove()
+            file = None
+        file = file or WeightsFile(self.root / SPARE, size)
+        self._partial = Partial(self.root / f"v{manifest.version:06d}.partial", manifest, file)
+        return self._partial
 
-    def finish(self, partial: Partial, version: int) -> Staged:
+    def finish(self, partial: Partial) -> Staged:
         """See `Partial.finish`; a folder of an earlier life of the same version gives way."""
+        version = partial.manifest.version
         target = self.root / f"v{version:06d}"
+        self._complete.pop(version, None)
         shutil.rmtree(target, ignore_errors=True)
-        return partial.finish(target)
+        staged = partial.finish(target)
+        self._partial, self._complete[version] = None, staged.file
+        return staged
 
-    def discard(self, version: int) -> None:
-        """Forgets what has arrived of a version: some of it was false."""
-        shutil.rmtree(self.root / f"v{version:06d}.partial", ignore_errors=True)
+    def discard(self) -> None:
+        """Forgets what has arrived of the version on its way: some of it was false, or nobody wants it any more."""
+        if self._partial is not None:
+            self._keep(self._partial.file)
+        self._partial = None
+        for folder in self.root.glob("v*.partial"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def keep_only(self, version: int) -> None:
         """Removes all complete versions but this one."""
+        for other in self._complete.keys() - {version}:
+            self._keep(self._complete.pop(other))
         for folder in self.root.glob("v*[0-9]"):
             if folder.name != f"v{version:06d}":
                 shutil.rmtree(folder, ignore_errors=True)
@@ -171,16 +201,31 @@ class Staging:
         shutil.rmtree(self.root, ignore_errors=True)
         self._lock.close()
 
+    def _keep(self, file: WeightsFile) -> None:
+        """Pages for the version that comes next; one file's at most."""
+        if self._spare is not None:
+            self._spare.remove()
+        file.move(self.root / SPARE)
+        self._spare = file
 
-def safetensors_header(manifest: VersionManifest) -> bytes:
-    """The header of model.safetensors: uint64 length, then JSON, padded with spaces."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+
+def _tensors_by_chunk(manifest: VersionManifest, have: set[bytes]) -> dict[bytes, list[_Lacks]]:
+    begins = list(accumulate((chunk.size for chunk in manifest.chunks), initial=0))
+    waiting = defaultdict[bytes, list[_Lacks]](list)
     for tensor in manifest.tensors:
-        ends = [tensor.offset, tensor.offset + tensor.size]
-        entries[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": ends}
-    text = msgspec.json.encode(entries)
-    text += b" " * (-len(text) % HEADER_ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+        covering = slice(bisect_right(begins, tensor.offset) - 1, bisect_left(begins, tensor.offset + tensor.size))
+        lacks = _Lacks(tensor, {chunk.hash for chunk in manifest.chunks[covering]} - have)
+        for hash_ in lacks.chunks:
+            waiting[hash_].append(lacks)
+    return waiting
+
+
+def _in_place(manifest: VersionManifest, before: VersionManifest) -> set[bytes]:
+    """Chunks that lie in a file of the version `before` where they belong in one of `manifest`."""
+    old, new = chunk_places(before), chunk_places(manifest)
+    if safetensors_header(before) != safetensors_header(manifest):
+        return set()
+    return {hash_ for hash_, places in new.items() if set(places) <= set(old.get(hash_, ()))}
 
 
 def default_base() -> Path:

@@ -48,8 +48,8 @@ from polyrl_rollout.agent import link
 from polyrl_rollout.agent.app import EXIT_DONE, EXIT_FAILED, Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.testing.fake_engine import FakeEngine, continuation
-from polyrl_rollout.weights.puller import MAX_WEIGHTS_FAILURES
 from polyrl_rollout.weights.staging import Staging
+from polyrl_rollout.weights.versions import MAX_WEIGHTS_FAILURES
 from polyrl_trainer.weights.publisher import WeightPublisher
 
 ENGINE = "engine-1"

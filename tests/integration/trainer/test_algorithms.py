@@ -50,7 +50,7 @@ from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.testing.inline_calls import InlineCalls
 from polyrl_trainer.user_code.own_algorithm import own_advantage, own_loss
 from polyrl_trainer.user_code.rewards import Failures, RewardFunction
-from polyrl_trainer.weights.publisher import PolicyVersions
+from polyrl_trainer.weights.policy_versions import PolicyVersions
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 

@@ -45,7 +45,7 @@ from polyrl_trainer.testing.inline_calls import InlineCalls
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import CallTimedOut, CustomGroupFilter, Failures, RewardFunction
 from polyrl_trainer.user_code.workers.conversations import LocalConversations
-from polyrl_trainer.weights.publisher import PolicyVersions
+from polyrl_trainer.weights.policy_versions import PolicyVersions
 
 TOKENIZER = CharacterTokenizer("0123456789=<>/+acelrstu")
 PROMPTS = 23

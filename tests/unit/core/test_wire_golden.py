@@ -37,7 +37,7 @@ _GROUP = Group(
 
 AGENT, TO_AGENT = wire.decode_from_agent, wire.decode_to_agent
 TRAINER, TO_TRAINER = wire.decode_from_trainer, wire.decode_to_trainer
-PULLER, TO_PULLER = wire.decode_from_puller, wire.decode_to_puller
+PULLER = wire.decode_from_puller
 
 GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
@@ -352,16 +352,6 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
         wire.GetChunk(9, b"hash"),
         "0193a46765746309c40468617368",
     ),
-    (
-        TO_PULLER,
-        wire.ManifestReply(9, b"body"),
-        "0193a86d616e696665737409c404626f6479",
-    ),
-    (
-        TO_PULLER,
-        wire.ChunkReply(b"hash", b"data"),
-        "0193a56368756e6bc40468617368c40464617461",
-    ),
 ]
 
 CONVERSATIONS = {
@@ -370,7 +360,6 @@ CONVERSATIONS = {
     TRAINER: wire.FromTrainer,
     TO_TRAINER: wire.ToTrainer,
     PULLER: wire.FromPuller,
-    TO_PULLER: wire.ToPuller,
 }
 DECODERS = list(CONVERSATIONS)
 

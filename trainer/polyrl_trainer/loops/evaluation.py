@@ -35,7 +35,7 @@ from polyrl_trainer.loops.step_metrics import mean_metrics
 from polyrl_trainer.preparation import EvaluationPrompts, stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
-from polyrl_trainer.weights.publisher import PolicyVersions
+from polyrl_trainer.weights.policy_versions import PolicyVersions
 
 log = structlog.get_logger()
 

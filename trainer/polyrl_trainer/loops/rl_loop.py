@@ -57,7 +57,7 @@ from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
-from polyrl_trainer.weights.publisher import PolicyVersions
+from polyrl_trainer.weights.policy_versions import PolicyVersions
 
 
 async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) -> bool:

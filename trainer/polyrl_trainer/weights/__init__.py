@@ -1,4 +1,7 @@
-"""The sending side of weights: `publisher` numbers what changed, and serves it to agents as chunks.
+"""The sending side of weights; `app` and `loops` import it. `polyrl_rollout.weights` receives.
 
-`app` and `loops` import it. `polyrl_rollout.weights` receives; both go by `polyrl.weights` and `polyrl.wire`.
+policy_versions    which number a changed policy gets
+publisher          a version's bytes: copied, cut, hashed, kept
+images             the memory that they lie in
+server             sockets and threads that answer receivers, by `polyrl.wire.serving`
 """

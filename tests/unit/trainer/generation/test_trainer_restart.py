@@ -19,7 +19,7 @@ from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import AdoptedGroups, GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.user_code.verdicts import Reward
-from polyrl_trainer.weights.publisher import PolicyVersions
+from polyrl_trainer.weights.policy_versions import PolicyVersions
 
 SAMPLING = SamplingParams(8)
 DEADLINE_S = 60.0

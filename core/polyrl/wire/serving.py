@@ -1,0 +1,129 @@
+"""One receiver's connection to who serves weights, without its socket: bytes that came go in, bytes to send come out.
+
+    request   sealed: 2 bytes, its length; sealed: a GetManifest or a GetChunk
+    answer    sealed: 8 bytes, the content's length, 0 when it is not kept; sealed: the content in frames of FRAME_BYTES
+
+Answers come in the order of requests, and each frame belongs to the request that it answers. A receiver may ask
+MAX_ASKED ahead; one that asks for more, or speaks otherwise, is at fault, and its connection ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final
+
+from polyrl.errors import ProtocolError
+from polyrl.wire import FromPuller, decode_from_puller
+from polyrl.wire.sealing import FRAME_BYTES, GREETING, GREETING_BYTES, Handshake, Opener, Sealer, sealed_frames
+
+MAX_ASKED: Final = 8
+"""Requests of one connection that wait for their turn; more than twice what a receiver of ours has under way."""
+MAX_REQUEST_BYTES: Final = 256
+"""A request is a version and a hash."""
+LENGTH_BYTES: Final = 2
+SIZE_BYTES: Final = 8
+ABOUT_REQUESTS: Final = b"request"
+ROOM_BYTES: Final = FRAME_BYTES + Sealer.overhead
+"""The largest sealed frame."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What answers a request."""
+
+    data: memoryview
+    reading: Callable[[], AbstractContextManager[object]]
+    """Entered around every read of `data`; it raises ProtocolError once they are other bytes."""
+
+
+class ServedConnection:
+    """Says what to send next; whoever has the socket sends it, all of it, before he asks again."""
+
+    def __init__(self, handshake: Handshake, find: Callable[[FromPuller], Content | None]) -> None:
+        """`find` gives what answers a request; None when it is not kept."""
+        self._handshake, self._find = handshake, find
+        self._inbox = bytearray()
+        self._keys: tuple[Sealer, Opener] | None = None
+        self._greeting = b""
+        self._length = 0
+        """Of the request that comes next; 0: not known."""
+        self._asked: deque[tuple[FromPuller, bytes]] = deque()
+        self._content: Content | None = None
+        self._about = b""
+        self._frames: deque[tuple[int, int]] = deque()
+        self.is_authentic = False
+        """True once a request could be opened: whoever dialled has the receivers' key."""
+
+    def receive(self, data: bytes) -> None:
+        """What came, cut anywhere. Raises ProtocolError."""
+        self._inbox += data
+        while self._parse():
+            pass
+
+    @property
+    def is_waiting(self) -> bool:
+        """True when there is nothing to send before more has come."""
+        return not (self._greeting or self._frames or self._asked)
+
+    def next(self, room: memoryview) -> memoryview:
+        """The next bytes to send, which may lie in `room` of ROOM_BYTES. Not while it `is_waiting`. Raises
+        ProtocolError when the rest of an answer is not kept any more."""
+        if self._greeting:
+            greeting, self._greeting = self._greeting, b""
+            return memoryview(greeting)
+        assert self._keys is not None
+        sealer = self._keys[0]
+        if not self._frames:
+            request, self._about = self._asked.popleft()
+            self._content = self._find(request)
+            size = len(self._content.data) if self._content else 0
+            self._frames.extend(sealed_frames(size))
+            return sealer.seal(size.to_bytes(SIZE_BYTES, "big"), self._about, room)
+        assert self._content is not None
+        begin, end = self._frames.popleft()
+        with self._content.reading():
+            return sealer.seal(self._content.data[begin:end], self._about, room)
+
+    def _parse(self) -> bool:
+        """Takes one thing of what came; False when it has not come whole."""
+        if self._keys is None:
+            greeting = self._take(GREETING_BYTES)
+            if greeting is not None:
+                self._greet(greeting)
+            return greeting is not None
+        opener = self._keys[1]
+        size = self._length or LENGTH_BYTES
+        sealed = self._take(size + opener.overhead)
+        if sealed is None:
+            return False
+        content = bytearray(size)
+        opener.open(sealed, ABOUT_REQUESTS, memoryview(content))
+        if self._length:
+            self._ask(bytes(content))
+        else:
+            self._length = int.from_bytes(content, "big")
+            if not 0 < self._length <= MAX_REQUEST_BYTES:
+                raise ProtocolError(f"a request of {self._length} bytes is none")
+        return True
+
+    def _greet(self, greeting: bytes) -> None:
+        if not greeting.startswith(GREETING):
+            raise ProtocolError("not a receiver of weights, or one of another version")
+        self._keys = self._handshake.finish(greeting[len(GREETING) :], dialled=False)
+        self._greeting = self._handshake.public
+
+    def _ask(self, body: bytes) -> None:
+        self._length, self.is_authentic = 0, True
+        if len(self._asked) >= MAX_ASKED:
+            raise ProtocolError(f"more than {MAX_ASKED} requests at once")
+        self._asked.append((decode_from_puller(body), body))
+
+    def _take(self, size: int) -> bytes | None:
+        if len(self._inbox) < size:
+            return None
+        taken = bytes(self._inbox[:size])
+        del self._inbox[:size]
+        return taken

@@ -1,0 +1,117 @@
+"""Which version an engine gets next: pulled while the old one serves, then switched to.
+
+Only the newest announcement counts: it cancels a pull that is under way, never a switch. A version that cannot be had
+or loaded is answered WeightsFailed, and the old one serves on; the manager announces again. After MAX_WEIGHTS_FAILURES
+in a row the engine is given up with the last reason: another machine may do better. While an engine serves, only loads
+count: a publisher that is away is no fault of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from polyrl import wire
+from polyrl.weights import WeightsRef
+from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngine
+from polyrl_rollout.weights.puller import Pulled, Puller
+from polyrl_rollout.weights.staging import Staged, Staging
+from polyrl_rollout.weights.transfer import PullFailed
+
+MAX_WEIGHTS_FAILURES: Final = 5
+"""Versions in a row that could not be had or loaded: with the manager's pauses half a minute of failing loads, or five
+of a silent publisher."""
+RECEIPTS_KEPT: Final = 256
+"""Versions of which an engine may still hold tokens, with room; 16 bytes each."""
+
+log = structlog.get_logger(__name__)
+
+
+class Versions:
+    """Which version this engine serves, and which it is getting."""
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        puller: Puller,
+        staging: Staging,
+        switch: Callable[[Pulled], Awaitable[str]],
+        send: Callable[[wire.FromAgent], None],
+        give_up: Callable[[EngineFailed], None],
+    ) -> None:
+        """`switch` has the engine load a staged version and notifies the manager; it returns why the old one serves on,
+        empty when the new one does. `give_up` ends the agent."""
+        self._engine, self._puller, self._staging = engine, puller, staging
+        self._switch, self._send, self._give_up = switch, send, give_up
+        self._failures = 0
+        self._wanted: WeightsRef | None = None
+        self._changed = asyncio.Event()
+        self._served: Staged | None = None
+        self.receipts: dict[int, bytes] = {}
+        """Of the versions that were pulled last, oldest first."""
+
+    def announce(self, weights: WeightsRef) -> None:
+        """A version exists; repeats are harmless."""
+        if weights.version == self._engine.version:
+            receipt = self.receipts.get(weights.version, b"")
+            self._send(wire.WeightsLoaded(weights.version, 0.0, load_seconds=0.0, bytes_pulled=0, receipt=receipt))
+        elif weights.version < self._engine.version:
+            why = f"version {self._engine.version} is served, which is newer"
+            self._send(wire.WeightsFailed(weights.version, self._engine.version, reason=why))
+        elif weights != self._wanted:
+            self._wanted = weights
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Gets one announced version after the other, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            weights = self._wanted
+            if weights is None:
+                continue
+            pulled = await self._pull(weights)
+            if pulled is not None:
+                await self._serve(pulled)
+            if self._wanted is weights and not self._changed.is_set():
+                self._wanted = None
+
+    async def _serve(self, pulled: Pulled) -> None:
+        self.receipts[pulled.staged.version] = pulled.staged.receipt
+        if len(self.receipts) > RECEIPTS_KEPT:
+            del self.receipts[next(iter(self.receipts))]
+        why = await self._switch(pulled)
+        if why:
+            self._count_failure(why)
+            return
+        self._failures, self._served = 0, pulled.staged
+        self._staging.keep_only(pulled.staged.version)
+
+    def _count_failure(self, why: str) -> None:
+        self._failures += 1
+        if self._failures >= MAX_WEIGHTS_FAILURES:
+            self._give_up(EngineFailed(f"weights could not be loaded {self._failures} times in a row: {why}"))
+
+    async def _pull(self, weights: WeightsRef) -> Pulled | None:
+        """None when it failed, or a newer announcement came first."""
+        pulling = asyncio.create_task(self._puller.pull(weights, self._served))
+        newer = asyncio.create_task(self._changed.wait())
+        try:
+            await asyncio.wait({pulling, newer}, return_when=asyncio.FIRST_COMPLETED)
+            if not pulling.done():
+                log.info("pull superseded", version=weights.version)
+                return None
+            return await pulling
+        except PullFailed as error:
+            log.warning("weights not pulled", version=weights.version, error=str(error))
+            self._send(wire.WeightsFailed(weights.version, self._engine.version, reason=str(error)))
+            if self._engine.version == NO_VERSION:
+                self._count_failure(str(error))
+            return None
+        finally:
+            pulling.cancel()
+            newer.cancel()
+            await asyncio.gather(pulling, newer, return_exceptions=True)

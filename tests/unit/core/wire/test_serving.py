@@ -1,0 +1,138 @@
+"""A receiver's connection without sockets: what is asked is answered, in order; no strange key, frame or order is."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from itertools import pairwise
+
+import pytest
+import zmq
+from hypothesis import given, strategies as st
+from zmq.utils import z85
+
+from polyrl.errors import InvalidData, ProtocolError
+from polyrl.keys import key_bytes
+from polyrl.wire import FromPuller, GetChunk, GetManifest, encode
+from polyrl.wire.sealing import FRAME_BYTES, GREETING, TAG_BYTES, Handshake, LastingKeys, Opener, Sealer, sealed_frames
+from polyrl.wire.serving import ABOUT_REQUESTS, MAX_ASKED, ROOM_BYTES, SIZE_BYTES, Content, ServedConnection
+
+PAIRS = {role: tuple(part.decode() for part in zmq.curve_keypair()) for role in ("trainer", "agent", "stranger")}
+LARGE = bytes(range(256)) * (FRAME_BYTES // 256 + 7)
+HELD = {b"large": LARGE, b"small": b"s"}
+
+
+def lasting(role: str, peer: str) -> LastingKeys:
+    return LastingKeys.of(PAIRS[role][1], PAIRS[role][0], PAIRS[peer][0])
+
+
+def find(request: FromPuller) -> Content | None:
+    data = HELD.get(request.hash) if isinstance(request, GetChunk) else b"manifest"
+    return None if data is None else Content(memoryview(data), nullcontext)
+
+
+class Receiver:
+    """The other side of a connection, in memory."""
+
+    def __init__(self, role: str = "agent", *, server: ServedConnection | None = None) -> None:
+        self.room = memoryview(bytearray(ROOM_BYTES))
+        self.server = server or ServedConnection(Handshake(lasting("trainer", "agent")), find)
+        handshake = Handshake(lasting(role, "trainer"))
+        self.server.receive(GREETING + handshake.public)
+        self.sealer, self.opener = handshake.finish(bytes(self.server.next(self.room)), dialled=True)
+
+    def frames(self, request: FromPuller) -> bytes:
+        body = encode(request)
+        length = bytes(self.sealer.seal(len(body).to_bytes(2, "big"), ABOUT_REQUESTS, self.room))
+        return length + bytes(self.sealer.seal(body, ABOUT_REQUESTS, self.room))
+
+    def answer(self, request: FromPuller) -> bytes:
+        size = memoryview(bytearray(SIZE_BYTES))
+        self.opener.open(bytes(self.server.next(self.room)), encode(request), size)
+        content = memoryview(bytearray(int.from_bytes(size, "big")))
+        for begin, end in sealed_frames(len(content)):
+            self.opener.open(bytes(self.server.next(self.room)), encode(request), content[begin:end])
+        return bytes(content)
+
+
+REQUESTS = (GetManifest(3), GetChunk(3, b"large"), GetChunk(3, b"gone"), GetChunk(3, b"small"))
+
+
+@given(st.lists(st.integers(0, 400), max_size=12), st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=MAX_ASKED))
+def test_answers_come_in_order_however_requests_are_cut(cuts: list[int], requests: list[FromPuller]) -> None:
+    receiver = Receiver()
+    stream = b"".join(receiver.frames(request) for request in requests)
+    ends = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    for begin, end in pairwise(ends):
+        receiver.server.receive(stream[begin:end])
+    for request in requests:
+        held = find(request)
+        assert receiver.answer(request) == (bytes(held.data) if held else b"")
+    assert receiver.server.is_waiting
+    assert receiver.server.is_authentic
+
+
+def test_who_has_another_key_is_not_answered() -> None:
+    receiver = Receiver("stranger")
+    with pytest.raises(ProtocolError, match="not sealed by who"):
+        receiver.server.receive(receiver.frames(GetManifest(0)))
+    assert not receiver.server.is_authentic
+
+
+def test_what_one_connection_said_is_worth_nothing_to_another_or_a_second_time() -> None:
+    first, second = Receiver(), Receiver()
+    frames = first.frames(GetManifest(0))
+    with pytest.raises(ProtocolError, match="not sealed by who"):
+        second.server.receive(frames)
+    first.server.receive(frames)
+    with pytest.raises(ProtocolError, match="not sealed by who"):
+        first.server.receive(frames)
+
+
+def test_an_answer_to_another_request_is_none() -> None:
+    receiver = Receiver()
+    receiver.server.receive(receiver.frames(GetChunk(3, b"small")))
+    with pytest.raises(ProtocolError, match="not sealed by who"):
+        receiver.answer(GetChunk(3, b"large"))
+
+
+def test_frames_in_another_order_do_not_open() -> None:
+    receiver = Receiver()
+    receiver.server.receive(receiver.frames(GetChunk(3, b"large")))
+    receiver.server.next(receiver.room)
+    receiver.server.next(receiver.room)
+    last = bytes(receiver.server.next(receiver.room))
+    with pytest.raises(ProtocolError, match="not sealed by who"):
+        receiver.opener.open(last, encode(GetChunk(3, b"large")), memoryview(bytearray(len(last) - TAG_BYTES)))
+
+
+def test_what_is_sent_is_not_what_is_hidden() -> None:
+    receiver = Receiver()
+    receiver.server.receive(receiver.frames(GetChunk(3, b"large")))
+    receiver.server.next(receiver.room)
+    assert LARGE[:32] not in bytes(receiver.server.next(receiver.room))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_keys_that_fix_the_secret_are_refused(number: int) -> None:
+    public = number.to_bytes(32, "little")
+    server = ServedConnection(Handshake(lasting("trainer", "agent")), find)
+    with pytest.raises(ProtocolError, match="key is none"):
+        server.receive(GREETING + public)
+
+
+def test_each_direction_and_each_connection_has_keys_of_its_own() -> None:
+    def sealed(part: Sealer) -> bytes:
+        return bytes(part.seal(bytes(16), b"", memoryview(bytearray(ROOM_BYTES))))
+
+    one, two = Receiver(), Receiver()
+    server = one.server._keys
+    assert server is not None
+    assert len({sealed(one.sealer), sealed(two.sealer), sealed(server[0])}) == 3
+    assert isinstance(server[1], Opener)
+
+
+def test_keys_of_key_files_are_their_bytes() -> None:
+    for public, secret in PAIRS.values():
+        assert (key_bytes(public), key_bytes(secret)) == (z85.decode(public.encode()), z85.decode(secret.encode()))
+    with pytest.raises(InvalidData, match="no 32 bytes"):
+        key_bytes("#" * 40)

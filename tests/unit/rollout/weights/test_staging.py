@@ -1,0 +1,126 @@
+"""Pages of a version's file are used again, what lies in them already is not asked for, and full memory is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polyrl.errors import ProtocolError
+from polyrl.weights import VersionManifest, cut_chunks, missing_chunks, pieces, tensor_entry
+from polyrl_rollout.weights.staging import Partial, Staged, Staging
+
+CHUNK = 64
+
+
+def version(number: int, tensors: list[bytes]) -> VersionManifest:
+    entries, offset = [], 0
+    for index, data in enumerate(tensors):
+        entries.append(tensor_entry(f"t{index}", "U8", (len(data),), offset, data))
+        offset += len(data)
+    chunks = cut_chunks(b"".join(tensors), CHUNK)
+    return VersionManifest(number, None, kind="full", tensors=tuple(entries), chunks=chunks, files=())
+
+
+def fill(partial: Partial, stream: bytes) -> list[str]:
+    """Takes all that is missing; the tensors that became whole, in order."""
+    data = {chunk.hash: piece for chunk, piece in zip(partial.manifest.chunks, pieces(stream, CHUNK), strict=True)}
+    whole = []
+    for chunk in missing_chunks(partial.manifest, partial.have):
+        partial.place(chunk)[:] = data[chunk.hash]
+        for tensor in partial.take(chunk):
+            partial.verify_tensor(tensor)
+            whole.append(tensor.name)
+    return whole
+
+
+def stage(staging: Staging, number: int, tensors: list[bytes]) -> Staged:
+    partial = staging.open(version(number, tensors))
+    fill(partial, b"".join(tensors))
+    partial.verify()
+    staged = staging.finish(partial)
+    staging.keep_only(number)
+    return staged
+
+
+def content(seed: int) -> list[bytes]:
+    return [bytes([seed + n]) * size for n, size in enumerate((100, 28, 0, 300))]
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> Iterator[Staging]:
+    staging = Staging("run", "engine", tmp_path)
+    yield staging
+    staging.close()
+
+
+def test_two_files_serve_all_versions(staging: Staging) -> None:
+    inodes = set()
+    for number in range(5):
+        staged = stage(staging, number, content(number))
+        inodes.add((staged.folder / "model.safetensors").stat().st_ino)
+        assert (staged.folder / "model.safetensors").read_bytes().endswith(b"".join(content(number)))
+    assert len(inodes) == 2
+    assert sorted(path.name for path in staging.root.iterdir()) == [".lock", "spare", "v000004"]
+
+
+def test_a_file_of_another_size_is_not_used_again(staging: Staging) -> None:
+    for number, tensors in enumerate([content(0), content(1), [b"x" * 70], content(2)]):
+        staged = stage(staging, number, tensors)
+        assert (staged.folder / "model.safetensors").read_bytes().endswith(b"".join(tensors))
+
+
+def test_what_lies_there_already_is_not_asked_for(staging: Staging) -> None:
+    stage(staging, 0, content(0))
+    stage(staging, 1, content(1))
+    changed = [*content(0)[:3], content(9)[3]]
+    partial = staging.open(version(2, changed))
+    assert partial.have == {chunk.hash for chunk in cut_chunks(b"".join(content(0)), CHUNK)} & {
+        chunk.hash for chunk in partial.manifest.chunks
+    }
+    assert partial.have
+    fill(partial, b"".join(changed))
+    partial.verify()
+
+
+def test_tensors_are_whole_by_their_last_chunk(staging: Staging) -> None:
+    partial = staging.open(version(0, content(0)))
+    assert fill(partial, b"".join(content(0))) == ["t0", "t1", "t3"]
+    partial.verify()
+
+
+def test_false_bytes_are_found_and_only_they_are_asked_for_again(staging: Staging) -> None:
+    tensors = [os.urandom(300), os.urandom(40)]
+    manifest = version(0, tensors)
+    partial = staging.open(manifest)
+    stream = b"".join(tensors)
+    fill(partial, stream[:130] + bytes([stream[130] ^ 1]) + stream[131:])
+    with pytest.raises(ProtocolError, match="tensor t0 of version 0"):
+        partial.verify()
+    assert partial.drop_false() == 1
+    assert missing_chunks(manifest, partial.have) == [manifest.chunks[2]]
+    assert fill(partial, stream) == []
+    partial.verify()
+
+
+def test_full_memory_is_refused_when_the_file_is_made(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        staging.open(version(0, content(0)))
+    assert [path.name for path in staging.root.iterdir()] == [".lock"]
+
+
+def test_what_an_interrupted_pull_left_stays_until_another_version_comes(staging: Staging) -> None:
+    first = version(0, content(0))
+    partial = staging.open(first)
+    partial.place(first.chunks[0])[:] = content(0)[0][:CHUNK]
+    partial.take(first.chunks[0])
+    assert staging.open(first) is partial
+    assert staging.open(version(1, content(1))).have == set()
+    assert [path.name for path in staging.root.glob("v*")] == ["v000001.partial"]

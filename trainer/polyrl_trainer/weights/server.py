@@ -1,0 +1,271 @@
+"""Answers many receivers over plain sockets, on threads of its own: one that reads slowly costs the learner nothing.
+
+connections   as many as may be open at once; one that has shown no key after HANDSHAKE_S, or has asked for nothing
+              and read nothing for IDLE_S, is closed
+rooms         sealed frames on their way lie in rooms of a frame each, used again and again; there are as many as
+              `max_bytes` holds. While somebody waits for one, a receiver that holds one and has read nothing for
+              STALL_S loses its connection, so those who read go on
+fairness      a frame per receiver and turn
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from polyrl.control import bracketed
+from polyrl.errors import ProtocolError
+from polyrl.wire import FromPuller
+from polyrl.wire.sealing import Handshake
+from polyrl.wire.serving import ROOM_BYTES, Content, ServedConnection
+from polyrl_trainer.dropped_messages import DroppedMessages
+
+MAX_BYTES: Final = 256 << 20
+"""Sealed and not yet in the system's buffers, of all receivers together; twice what a link of 100 Gbit/s holds over
+10 ms."""
+MAX_CONNECTIONS: Final = 5120
+"""Open at once: 1,024 rollouts, as many as a manifest allows, four streams each, and those that are being replaced; but
+half of the files that this process may open are the trainer's own."""
+HANDSHAKE_S: Final = 5.0
+STALL_S: Final = 5.0
+IDLE_S: Final = 60.0
+"""As long as a receiver waits for its next chunk."""
+CHECK_S: Final = 0.5
+"""Between checks of what is overdue."""
+THREADS: Final = 4
+"""A core seals and sends some 3 GB/s; they sleep where nobody asks."""
+READ_BYTES: Final = 4096
+"""Requests are tens of bytes."""
+BACKLOG: Final = 128
+STOP_S: Final = 5.0
+"""Longest wait for a thread to notice that it should end."""
+
+
+@dataclass(eq=False)
+class _Peer:
+    socket: socket.socket
+    connection: ServedConnection
+    begun: float
+    heard: float
+    """When it last sent or read something."""
+    left: memoryview = field(default_factory=lambda: memoryview(b""))
+    """Of the piece on its way."""
+    room: memoryview | None = None
+
+
+class WeightServer:
+    """Answers requests by `find`, which is called by several threads, until `close`."""
+
+    def __init__(
+        self,
+        bind: str,
+        handshake: Callable[[], Handshake],
+        find: Callable[[FromPuller], Content | None],
+        max_connections: int = MAX_CONNECTIONS,
+        max_bytes: int = MAX_BYTES,
+        stall_s: float = STALL_S,
+    ) -> None:
+        """`bind` is `tcp://HOST:PORT`; host `*` is every address, port `*` any. Raises OSError when it is taken."""
+        self.find, self.handshake, self.stall_s = find, handshake, stall_s
+        self.refused = DroppedMessages("connections of weight receivers that spoke otherwise")
+        self.stalled = DroppedMessages("weights for receivers that take none, or are gone")
+        # Strangers' connections count until their handshake's deadline: the more there may be, the dearer it is to use
+        # all of them up.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self._most = min(max_connections, hard // 2)
+        self._listener = _listen(bind)
+        self.host, self.port = self._listener.getsockname()[:2]
+        rooms = max(1, max_bytes // ROOM_BYTES // THREADS)
+        self._threads = [_ServingThread(self, rooms) for _ in range(THREADS)]
+        self._threads[0].listen(self._listener)
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_connections(self) -> int:
+        return sum(thread.num_connections for thread in self._threads)
+
+    def close(self) -> None:
+        """Ends threads and connections; idempotent."""
+        for thread in self._threads:
+            thread.stop()
+        for thread in self._threads:
+            thread.join(STOP_S)
+        self._listener.close()
+
+    def accept(self) -> None:
+        """Gives a new connection to the thread with the fewest."""
+        with contextlib.suppress(OSError):
+            connected, _ = self._listener.accept()
+            if self.num_connections >= self._most:
+                connected.close()
+                return
+            connected.setblocking(False)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            min(self._threads, key=lambda thread: thread.num_connections).adopt(connected)
+
+
+class _ServingThread(threading.Thread):
+    """A share of the connections, and of the rooms."""
+
+    def __init__(self, server: WeightServer, rooms: int) -> None:
+        super().__init__(name="weight-server", daemon=True)
+        self._server, self._selector = server, selectors.DefaultSelector()
+        self._rooms_left, self._rooms = rooms, list[memoryview]()
+        self._wake, self._waker = socket.socketpair()
+        self._new: deque[socket.socket] = deque()
+        self._peers: set[_Peer] = set()
+        self._waiting: deque[_Peer] = deque()
+        """For a room; nothing is selected for them."""
+        self._stopping = False
+        self._selector.register(self._wake, selectors.EVENT_READ, self._take_new)
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._peers) + len(self._new)
+
+    def listen(self, listener: socket.socket) -> None:
+        self._selector.register(listener, selectors.EVENT_READ, self._server.accept)
+
+    def adopt(self, connected: socket.socket) -> None:
+        """Called by any thread."""
+        self._new.append(connected)
+        self._waker.send(b"\0")
+
+    def stop(self) -> None:
+        """Called by any thread."""
+        self._stopping = True
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def run(self) -> None:
+        checked = time.monotonic()
+        while not self._stopping:
+            for key, events in self._selector.select(CHECK_S):
+                if isinstance(key.data, _Peer):
+                    self._attend(key.data, events)
+                else:
+                    key.data()
+            if time.monotonic() - checked >= CHECK_S:
+                checked = time.monotonic()
+                self._end_overdue(checked)
+        for peer in tuple(self._peers):
+            self._end(peer)
+        self._selector.close()
+        for ours in (self._wake, self._waker):
+            ours.close()
+
+    def _take_new(self) -> None:
+        self._wake.recv(READ_BYTES)
+        while self._new:
+            now, connected = time.monotonic(), self._new.popleft()
+            connection = ServedConnection(self._server.handshake(), self._server.find)
+            peer = _Peer(connected, connection, begun=now, heard=now)
+            self._peers.add(peer)
+            self._selector.register(connected, selectors.EVENT_READ, peer)
+
+    def _attend(self, peer: _Peer, events: int) -> None:
+        if peer not in self._peers:
+            return
+        try:
+            if events & selectors.EVENT_READ:
+                self._read(peer)
+            if events & selectors.EVENT_WRITE or not peer.connection.is_waiting:
+                self._write(peer)
+        except ProtocolError as error:
+            self._server.refused.add(error)
+            self._end(peer)
+        except OSError:
+            self._end(peer)
+
+    def _read(self, peer: _Peer) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = peer.socket.recv(READ_BYTES)
+            if not data:
+                raise ConnectionResetError
+            peer.heard = time.monotonic()
+            peer.connection.receive(data)
+
+    def _write(self, peer: _Peer) -> None:
+        """One piece, or what the system takes of it."""
+        if not peer.left:
+            if peer.connection.is_waiting:
+                self._select(peer, selectors.EVENT_READ)
+                return
+            if not self._get_room(peer):
+                return
+            assert peer.room is not None
+            peer.left = peer.connection.next(peer.room)
+        with contextlib.suppress(BlockingIOError):
+            sent = peer.socket.send(peer.left)
+            peer.left, peer.heard = peer.left[sent:], time.monotonic()
+        if not peer.left:
+            self._give_room(peer)
+        self._select(peer, selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def _get_room(self, peer: _Peer) -> bool:
+        if peer.room is None:
+            if not self._rooms and self._rooms_left:
+                self._rooms_left -= 1
+                self._rooms.append(memoryview(bytearray(ROOM_BYTES)))
+            if self._rooms:
+                peer.room = self._rooms.pop()
+            elif peer not in self._waiting:
+                self._waiting.append(peer)
+                self._select(peer, selectors.EVENT_READ)
+        return peer.room is not None
+
+    def _give_room(self, peer: _Peer) -> None:
+        if peer.room is None:
+            return
+        self._rooms.append(peer.room)
+        peer.room = None
+        if self._waiting:
+            self._select(self._waiting.popleft(), selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def _select(self, peer: _Peer, events: int) -> None:
+        if self._selector.get_key(peer.socket).events != events:
+            self._selector.modify(peer.socket, events, peer)
+
+    def _end_overdue(self, now: float) -> None:
+        for peer in tuple(self._peers):
+            silent = now - peer.heard
+            strange = not peer.connection.is_authentic and now - peer.begun > HANDSHAKE_S
+            stalls = self._waiting and peer.room is not None and silent > self._server.stall_s
+            if strange or stalls or (silent > IDLE_S and peer not in self._waiting):
+                if peer.room is not None:
+                    self._server.stalled.add("a receiver reads nothing")
+                self._end(peer)
+
+    def _end(self, peer: _Peer) -> None:
+        self._peers.discard(peer)
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(peer)
+        self._selector.unregister(peer.socket)
+        peer.socket.close()
+        self._give_room(peer)
+
+
+def _listen(bind: str) -> socket.socket:
+    host, _, port = bind.removeprefix("tcp://").rpartition(":")
+    host = host.strip("[]")
+    address = ("" if host == "*" else host, 0 if port == "*" else int(port))
+    both = host == "*" and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    listener = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    listener.setblocking(False)
+    return listener
+
+
+def dialled_endpoint(server: WeightServer, advertise: str) -> str:
+    """Where receivers reach it: at the host that is advertised, else at the one bound."""
+    return f"tcp://{bracketed(advertise or server.host)}:{server.port}"
