@@ -338,7 +338,7 @@ def test_core_loads_nothing_heavy() -> None:
 LIGHT: Final = {
     "polyrl_cli.app": {"numpy", "pydantic", "rich", "zmq"},
     "polyrl_cli.local.run": {"kopf", "kubernetes", "matplotlib", "torch", "transformers"},
-    "polyrl_rollout.agent.__main__": {"cryptography", "torch", "transformers"},
+    "polyrl_rollout.agent.__main__": {"torch", "transformers"},
     "polyrl_rollout.manager.__main__": {"cryptography", "kopf", "torch", "transformers"},
     "polyrl_trainer.check.__main__": {"torch", "transformers", "zmq"},
     "polyrl_trainer.user_code.workers.worker": {"pydantic", "torch", "transformers", "zmq"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import resource
@@ -286,7 +287,7 @@ async def test_frames_changed_on_the_way_are_asked_for_again(
 async def between(endpoint: str, faults: int) -> AsyncIterator[tuple[str, list[int]]]:
     """A relay that flips a bit of the 100,000th byte of each of the first connections; which ones."""
     broken: list[int] = []
-    port, connections, tasks = int(endpoint.rpartition(":")[2]), iter(range(1 << 30)), set[asyncio.Task[None]]()
+    port, connections = int(endpoint.rpartition(":")[2]), iter(range(1 << 30))
 
     async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, flip: int | None) -> None:
         left = 100_000
@@ -302,15 +303,18 @@ async def between(endpoint: str, faults: int) -> AsyncIterator[tuple[str, list[i
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(connections)
         there, back = await asyncio.open_connection("127.0.0.1", port)
-        task = asyncio.gather(
-            copy(reader, back, None), copy(there, writer, number if number < faults else None), return_exceptions=True
-        )
-        await task
+        flip = number if number < faults else None
+        await asyncio.gather(copy(reader, back, None), copy(there, writer, flip), return_exceptions=True)
+        for end in (writer, back):
+            end.close()
+            with contextlib.suppress(ConnectionError):
+                await end.wait_closed()
+        ended.add(number)
 
+    ended = set[int]()
     async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
         yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", broken
-        for one in tasks:
-            one.cancel()
+        await until(lambda: len(ended) == next(connections))
 
 
 async def test_a_false_tensor_checksum_and_a_false_manifest_are_never_served(keys: Keys, staging: Staging) -> None:
