@@ -31,7 +31,7 @@ def scored(metrics: dict[str, float]) -> Scored:
 
 
 def test_turns_begin_where_the_environments_texts_end() -> None:
-    prompt = Prompt((1, 3), "a", {})
+    prompt = Prompt("f:1", "a", (1, 3), metadata={})
     sample = scored_sample(scored(turn_reward_metrics([0.5, 0.0, -2.0])), prompt, TOKENIZER)
     assert sample.turn_starts == (2, 7, 8)
     assert sample.turn_rewards == (0.5, 0.0, -2.0)
