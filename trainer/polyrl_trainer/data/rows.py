@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,7 +83,9 @@ def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
 
 def _parse_line(line: bytes, place: str) -> DataRow:
     try:
-        fields = json.loads(line.decode("utf-8"))
+        fields = json.loads(line.decode("utf-8"), object_pairs_hook=_without_doubles)
+    except InvalidData as fault:
+        raise InvalidData(f"{place}: {fault}") from fault
     except UnicodeDecodeError as error:
         raise InvalidData(f"{place}: not UTF-8 at byte {error.start} of the line") from error
     except json.JSONDecodeError as error:
@@ -96,6 +99,15 @@ def _parse_line(line: bytes, place: str) -> DataRow:
     if not isinstance(fields, dict):
         raise InvalidData(f"{place}: a row must be an object with fields, got {_kind(fields)}")
     return DataRow(place, fields)
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises InvalidData for a name that stands twice: which of the two is meant, nobody knows."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        double = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise InvalidData(f"holds the field {double[:80]!r} twice in one object; leave one of the two out")
+    return fields
 
 
 def _is_whole(fields: object) -> bool:

@@ -36,6 +36,8 @@ BAD = [
     ("rl", b'{"prompt": "\xff\xfe"}', "not UTF-8 at byte 12"),
     ("rl", b'["1="]', "a row must be an object with fields, got a list"),
     ("rl", b'{"prompt": "1=", "answer": %s}' % (b"9" * 5000), "holds a number of too many digits"),
+    ("rl", b'{"prompt": "1=", "prompt": "2="}', "holds the field 'prompt' twice in one object"),
+    ("rl", b'{"prompt": "1=", "a": [{"b": 1, "c": 2, "b": 1}]}', "holds the field 'b' twice in one object"),
     ("rl", rb'{"prompt": "1\ud800="}', "holds half of a surrogate pair"),
     ("rl", b"7", "a row must be an object with fields, got a number"),
     ("rl", {"question": "1="}, "field `prompt` is missing; the row has `question`"),
