@@ -90,7 +90,7 @@ spec:
     reward: {function: "reward:score"}  # reward.py, beside this file
     maxTokensPerMicroBatch: 4096  # of one pass of the learner: it, too, must fit into the GPU
   # The embedded engine generates on the CPU, slowly. With SGLang, on one GPU that it shares with the learner:
-  # rollout: {replicas: 0, engine: {type: sglang, maxContext: 256, args: [--mem-fraction-static, "0.1"]}}
+  # rollout: {replicas: 0, engine: {type: sglang, maxContext: 256, memFraction: 0.1}}
   rollout: {engine: {type: embedded, maxContext: 256}}
 """
 

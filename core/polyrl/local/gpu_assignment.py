@@ -3,7 +3,7 @@
     trainer    the first GPUs, one for each of its processes
     reserved   the trainer's first, on which it generates while the learner waits; an engine over several GPUs has its
                own, since SGLang refuses GPUs of which one has much less memory free than the others
-    rollouts   their own, as many each as SGLang's arguments ask for
+    rollouts   their own, as many each as `rollout.engine` spreads an engine over
 
 Embedded engines run on the CPU, beside a GPU as well.
 """
@@ -58,7 +58,7 @@ def assign_gpus(spec: JobSpec, gpus: Sequence[Gpu], *, engines_on_cpu: bool = Fa
     each, reserved, rollouts, first, needed = wanted.each, wanted.reserves, wanted.rollouts, wanted.first, wanted.total
     learning = wanted.learning
     if each > 1 and (reserved or rollouts) and any(gpu.is_instance for gpu in gpus[1:]):
-        return GpuRefusal("rollout.engine.args", ONE_INSTANCE.format(each=each))
+        return GpuRefusal("rollout.engine.tensorParallel", ONE_INSTANCE.format(each=each))
     if needed > len(gpus):
         return _refusal(gpus, rollouts=rollouts, each=each, learning=learning, first=first, reserved=reserved)
     return GpuAssignment(
@@ -140,7 +140,7 @@ def _refusal(gpus: Sequence[Gpu], *, rollouts: int, each: int, learning: int, fi
     there = f"and this run sees {len(gpus)} ({_numbers(gpus)})"
     room = (len(gpus) - first) // each
     if room < 0:
-        engine = f"{first - learning} of the reserved engine (rollout.engine.args)"
+        engine = f"{first - learning} of the reserved engine (rollout.engine.tensorParallel)"
         sentence = f"{learning} GPU{'s' if learning > 1 else ''} of the learner and {engine}, {there}"
         return GpuRefusal("trainer.reservedEngine", f"{sentence}; spread engines over fewer GPUs, or set it to false")
     own = f" and {first - learning} of the reserved engine" if first > learning else ""
@@ -148,7 +148,8 @@ def _refusal(gpus: Sequence[Gpu], *, rollouts: int, each: int, learning: int, fi
     return GpuRefusal(
         "rollout.replicas",
         f"{rollouts} {'rollout' if rollouts == 1 else 'rollouts'} of {each} GPU{'s' if each > 1 else ''} each"
-        f" (rollout.engine.args), beside {learning} of the learner{own}, need {first + rollouts * each} GPUs, {there};"
+        f" (rollout.engine.tensorParallel), beside {learning} of the learner{own}, need {first + rollouts * each} GPUs,"
+        f" {there};"
         f" {advice}, or use a cluster",
     )
 

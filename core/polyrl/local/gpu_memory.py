@@ -11,7 +11,7 @@ from typing import Final
 
 from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal
-from polyrl.manifest.engine_args import MEMORY_FRACTION, argument, copies_per_engine, memory_fraction
+from polyrl.manifest.engine_args import copies_per_engine
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.memory.engine import ENGINE_WORK_BYTES, kv_bytes
@@ -62,23 +62,24 @@ def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment) -> GpuR
             each = f"{copies} times {_gib(served)}" if copies > 1 else _gib(served)
             sentence = f"an engine's weights are {each}, and GPU {_names(gpus)} has {_gib(room)}"
             return GpuRefusal("recipe.model", f"{sentence}; take a smaller model, or more GPUs per engine")
-    room = _memory(assignment.trainer)
+    room, ranks = _least(assignment.trainer), len(assignment.trainer)
     if room is None:
         return None
-    rest = parameters * learner_bytes(spec.recipe)
+    rest = parameters * learner_bytes(spec.recipe) // ranks
     if rest > room:
-        sentence = f"the learner's weights, gradients and optimizer state are {_gib(rest)}, and it learns on one GPU"
+        where = "and it learns on one GPU" if ranks == 1 else f"on each of its {ranks} GPUs"
+        sentence = f"the learner's weights, gradients and optimizer state are {_gib(rest)}, {where}"
         return GpuRefusal("recipe.model", f"{sentence}; {_names(assignment.trainer)} has {_gib(room)}")
-    return _shared_fault(spec, parameters, rest, room=room) if assignment.shared else None
+    return _shared_fault(spec, parameters // ranks, rest, room=room, served=served) if assignment.shared else None
 
 
 def gpu_notes(spec: JobSpec, sizes: ModelSizes | None, assignment: GpuAssignment) -> list[str]:
     """What may run out of memory by the estimate, and what to change."""
-    room = _memory(assignment.trainer)
+    room = _least(assignment.trainer)
     if sizes is None or room is None:
         return []
     tokens = spec.recipe.max_tokens_per_micro_batch
-    found = fit(sizes, room, spec.recipe)
+    found = fit(sizes, room, spec.recipe, len(assignment.trainer))
     at_most = found.shared if assignment.shared else found.alone
     notes = []
     if tokens > at_most:
@@ -86,9 +87,9 @@ def gpu_notes(spec: JobSpec, sizes: ModelSizes | None, assignment: GpuAssignment
             f"recipe.maxTokensPerMicroBatch: passes of {tokens:,} tokens may not fit into GPU"
             f" {_names(assignment.trainer)}; about {at_most:,} do (computed, not measured)"
         )
-    if assignment.shared and memory_fraction(spec.rollout.engine) is None:
+    if assignment.shared and spec.rollout.engine.mem_fraction is None:
         notes.append(
-            f"rollout.engine.args: without {MEMORY_FRACTION} SGLang takes most of the GPU that it shares with the"
+            f"rollout.engine.memFraction: without it SGLang takes most of the GPU that it shares with the"
             f" learner; {found.fraction:g} would do (computed, not measured)"
         )
     return notes
@@ -110,9 +111,10 @@ def estimate_line(spec: JobSpec, sizes: ModelSizes | None) -> str:
     )
 
 
-def _shared_fault(spec: JobSpec, parameters: int, rest: int, *, room: int) -> GpuRefusal | None:
-    """The learner's weights are there before the engine starts; its gradients and moments come after."""
-    weights, served = FLOAT32_BYTES * parameters, SERVED_BYTES[spec.recipe.model.dtype] * parameters
+def _shared_fault(spec: JobSpec, parameters: int, rest: int, *, room: int, served: int) -> GpuRefusal | None:
+    """The learner's weights, of its share of the parameters, are there before the engine starts; its gradients and
+    moments come after."""
+    weights = FLOAT32_BYTES * parameters
     free, later = room - weights, rest - weights
     if later + served > free:
         sentence = (
@@ -121,13 +123,13 @@ def _shared_fault(spec: JobSpec, parameters: int, rest: int, *, room: int) -> Gp
         return GpuRefusal(
             "trainer.reservedEngine", f"{sentence} has, {_gib(room)}; with false, rollouts on other GPUs generate alone"
         )
-    given, fraction = argument(spec.rollout.engine.args, [MEMORY_FRACTION]), memory_fraction(spec.rollout.engine)
+    fraction = spec.rollout.engine.mem_fraction
     most, least = math.floor(100 * (1 - later / free)) / 100, math.ceil(100 * served / free) / 100
     if fraction is None or least <= fraction <= most:
         return None
     return GpuRefusal(
-        "rollout.engine.args",
-        f"{MEMORY_FRACTION} {given} of the GPU that the reserved engine shares with the learner; at least"
+        "rollout.engine.memFraction",
+        f"{fraction:g} of the GPU that the reserved engine shares with the learner; at least"
         f" {least:g} holds its weights, and at most {most:g} leaves room for gradients and optimizer state",
     )
 
@@ -136,6 +138,12 @@ def _memory(gpus: tuple[Gpu, ...]) -> int | None:
     """Of all of them; None where there are none, or that of one is not known."""
     known = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
     return sum(known) if gpus and len(known) == len(gpus) else None
+
+
+def _least(gpus: tuple[Gpu, ...]) -> int | None:
+    """Of the smallest; None as for `_memory`."""
+    known = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
+    return min(known) if gpus and len(known) == len(gpus) else None
 
 
 def _gib(number: int) -> str:

@@ -14,7 +14,6 @@ from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal, assign_gpus, wanted_gpus
 from polyrl.local.gpu_memory import fit
 from polyrl.local.memory_plan import LEARNER, SHARED, GpuPlan, MemoryPlan, plan_memory
-from polyrl.manifest.engine_args import MEMORY_FRACTION
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.rollout import EngineType
 from polyrl.memory.gpus import GPU_MEBIBYTES
@@ -25,7 +24,7 @@ PASS_STEP: Final = 512
 """Tokens of a pass are proposed in such steps."""
 LEAST_PASS: Final = 1024
 """Shorter passes leave a GPU idle between its kernels."""
-TENSOR_PARALLEL_SIZES: Final = (2, 4, 8)
+GPUS_TOGETHER: Final = (2, 4, 8)
 """GPUs of one machine."""
 
 Edits = Mapping[str, Any]
@@ -91,23 +90,26 @@ def _changes(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, one: GpuPlan) ->
 
 
 def _learner_edits(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> Iterator[Edits]:
-    """From no change on."""
-    lora: Edits = {} if spec.recipe.model.lora is not None else {"recipe.model.lora": {}}
+    """From no change on; more processes, which learn the same, before adapters, which one process alone learns."""
+    processes = spec.trainer.processes_per_pod
+    kinds: list[Edits] = [{}]
+    if spec.recipe.model.lora is None:
+        kinds += [{"trainer.processesPerPod": number} for number in GPUS_TOGETHER if number > processes]
+        kinds += [{"recipe.model.lora": {}}] if processes == 1 else []
     apart: Edits = {"trainer.reservedEngine": False}
-    for beside in [{}, lora] if lora else [{}]:
+    for beside in kinds:
         yield beside
         if wanted_gpus(spec).reserves and samples_to_train(spec):
             changed = edited(spec, beside)
-            fraction = fit(sizes, offer.memory, changed.recipe).fraction
-            args = [*spec.rollout.engine.args, MEMORY_FRACTION, f"{fraction:g}"]
-            yield {**beside, "rollout.engine.args": args}
+            fraction = fit(sizes, offer.memory, changed.recipe, changed.trainer.processes_per_pod).fraction
+            yield {**beside, "rollout.engine.memFraction": fraction}
             yield {**beside, **apart}
 
 
 def _engine_edits(spec: JobSpec) -> Iterator[Edits]:
     if spec.rollout.engine.type is EngineType.SGLANG:
-        for size in TENSOR_PARALLEL_SIZES:
-            yield {"rollout.engine.args": [*spec.rollout.engine.args, "--tp-size", str(size)]}
+        for size in GPUS_TOGETHER:
+            yield {"rollout.engine.tensorParallel": size}
 
 
 def _enough(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, *, learns: bool) -> Edits | None:
@@ -158,10 +160,4 @@ def edited(spec: JobSpec, edits: Edits) -> JobSpec:
 
 
 def _words(edits: Edits) -> str:
-    return ", and ".join(f"{path} to {_shown(value)}" for path, value in edits.items())
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(value)}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return ", and ".join(f"{path} to {str(value).lower()}" for path, value in edits.items())

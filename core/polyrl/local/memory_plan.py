@@ -89,10 +89,10 @@ def _plans(spec: JobSpec, learner: LearnerMemory, engine: EngineMemory, assignme
         if assignment.shared:
             free = memory - learner.weights - learner.process - engine.process
             yield _with_engine(
-                SHARED, assignment.trainer, memory, parts=parts, engine=engine, free=free, longest=longest
+                SHARED, assignment.reserved, memory, parts=parts, engine=engine, free=free, longest=longest
             )
-        else:
-            yield GpuPlan(use=LEARNER, gpus=len(assignment.trainer), memory=memory, parts=parts)
+        if alone := len(set(assignment.trainer) - set(assignment.reserved)):
+            yield GpuPlan(use=LEARNER, gpus=alone, memory=memory, parts=parts)
     engines = [(RESERVED, () if assignment.shared else assignment.reserved)]
     engines.append((ROLLOUT, tuple(gpu for gpus in assignment.rollouts for gpu in gpus)))
     for use, gpus in engines:

@@ -1,4 +1,4 @@
-"""What `rollout.engine.args` say, which SGLang reads: how many GPUs an engine has, above all."""
+"""What of an engine SGLang reads from its command line: how many GPUs it has, above all."""
 
 from __future__ import annotations
 
@@ -29,36 +29,25 @@ def argument(args: Sequence[str], names: Iterable[str]) -> str | None:
 
 
 def gpus_per_engine(engine: EngineSpec) -> int:
-    """GPUs of one engine: what its arguments spread it over; 0 for an embedded one."""
+    """GPUs of one engine, over which it is spread; 0 for an embedded one."""
     if engine.type is EngineType.EMBEDDED:
         return 0
-    return tensor_parallel(engine) * pipeline_parallel(engine) * copies_per_engine(engine)
-
-
-def tensor_parallel(engine: EngineSpec) -> int:
-    """GPUs over which each layer is spread."""
-    return _size(engine, TENSOR_PARALLEL)
+    return engine.tensor_parallel * pipeline_parallel(engine) * copies_per_engine(engine)
 
 
 def pipeline_parallel(engine: EngineSpec) -> int:
     """GPUs over which the layers are spread."""
-    return _size(engine, PIPELINE_PARALLEL)
-
-
-def memory_fraction(engine: EngineSpec) -> float | None:
-    """None where it is not given, or is no number, which SGLang itself refuses."""
-    given = argument(engine.args, [MEMORY_FRACTION])
-    try:
-        return None if given is None else float(given)
-    except ValueError:
-        return None
+    given = argument(engine.args, PIPELINE_PARALLEL)
+    return max(1, int(given)) if given is not None and given.isdecimal() else 1
 
 
 def copies_per_engine(engine: EngineSpec) -> int:
     """How often an engine holds its weights, each time on GPUs of their own."""
-    return 1 if DATA_PARALLEL_ATTENTION in engine.args else _size(engine, DATA_PARALLEL)
+    return 1 if DATA_PARALLEL_ATTENTION in engine.args else engine.data_parallel
 
 
-def _size(engine: EngineSpec, names: Iterable[str]) -> int:
-    given = argument(engine.args, names)
-    return max(1, int(given)) if given is not None and given.isdecimal() else 1
+def typed_arguments(engine: EngineSpec) -> list[str]:
+    """SGLang's arguments for the fields that say the same; none for what it does anyway."""
+    sizes = ((TENSOR_PARALLEL[0], engine.tensor_parallel), (DATA_PARALLEL[0], engine.data_parallel))
+    given = [text for name, size in sizes if size > 1 for text in (name, str(size))]
+    return given if engine.mem_fraction is None else [*given, MEMORY_FRACTION, f"{engine.mem_fraction:g}"]

@@ -33,9 +33,17 @@ class EngineSpec(ManifestModel):
     """Longest prompt + response, in tokens."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of one embedded engine."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """GPUs of one machine over which SGLang spreads each layer; agents and scaling count them as one engine."""
+    data_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Copies of the weights behind one SGLang server, each on `tensorParallel` GPUs of their own, unless `args` hold
+    `--enable-dp-attention`, which spreads attention over the same GPUs."""
+    mem_fraction: Annotated[float, Field(ge=0.01, le=0.98)] | None = None
+    """Share that SGLang takes, for weights, keys and values, of what is free on a GPU when it starts; default: its own
+    choice, most of it. On a GPU that the reserved engine shares with the learner it must leave room for that."""
     args: list[Annotated[str, Field(max_length=1024)]] = Field(default=[], max_length=128)
-    """Further arguments of `sglang.launch_server`, as written on its command line. A local run gives an engine as many
-    GPUs as `--tp-size`, `--pp-size` and `--dp-size` ask for."""
+    """Further arguments of `sglang.launch_server`, as written on its command line. Quantised weights and engines over
+    several machines are refused."""
 
 
 class FaultAction(StrEnum):

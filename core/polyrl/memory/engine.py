@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from polyrl.manifest.engine_args import memory_fraction, pipeline_parallel, tensor_parallel
+from polyrl.manifest.engine_args import pipeline_parallel
 from polyrl.manifest.rollout import EngineSpec
 from polyrl.memory.learner import CUDA_BYTES
 from polyrl.memory.sizes import SERVED_BYTES, ModelSizes
@@ -39,12 +39,11 @@ class EngineMemory:
 
 def engine_memory(sizes: ModelSizes, engine: EngineSpec, dtype: str) -> EngineMemory:
     """Of each GPU of an engine; keys of fewer heads than tensor parallel has GPUs are held by several."""
-    tensor, pipeline = tensor_parallel(engine), pipeline_parallel(engine)
-    given = memory_fraction(engine)
+    tensor, pipeline = engine.tensor_parallel, pipeline_parallel(engine)
     return EngineMemory(
         weights=SERVED_BYTES[dtype] * sizes.parameters // (tensor * pipeline),
         per_token=max(1, kv_bytes(sizes, dtype) // (min(tensor, sizes.key_heads) * pipeline)),
-        fraction=USUAL_FRACTION if given is None else given,
+        fraction=USUAL_FRACTION if engine.mem_fraction is None else engine.mem_fraction,
     )
 
 

@@ -23,6 +23,9 @@ from polyrl.cluster.resources.placement import manager_placement, rollout_placem
 from polyrl.cluster.resources.template import Fields, container_resources, merged_resources
 from polyrl.control import HEALTH_PATH
 from polyrl.manifest.cluster import FailurePolicy
+from polyrl.manifest.engine_args import gpus_per_engine
+from polyrl.manifest.job import JobSpec
+from polyrl.manifest.rules.template_gpus import GPU_RESOURCE
 from polyrl.sample import Pool
 from polyrl.worker import EXPLAINED_EXITS, HANDED_OVER_EXIT, Role, Worker
 
@@ -99,7 +102,7 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool) -> Object:
     scratch = pod.tmp_volume(pod.ENGINE_TMP), pod.memory_volume(container_resources(spec.rollout.template))
     volumes = (pod.job_volume(owner), pod.engine_keys_volume(name), *scratch)
     ours = pod.container(made_from.named(name), settings.rollout_image, settings, volumes)
-    ours["resources"] = {"requests": {"cpu": str(spec.rollout.engine.threads), "memory": ROLLOUT_MEMORY_REQUEST}}
+    ours["resources"] = rollout_resources(spec)
     parts = pod.PodParts(
         role=Role.ROLLOUT,
         container=ours,
@@ -112,6 +115,20 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool) -> Object:
         labels={names.LABEL_POOL: pool.value},
     )
     return pod.bare_pod(owner, name, parts, spec.rollout.template)
+
+
+def rollout_resources(spec: JobSpec) -> Fields:
+    """What our container asks for. An engine that is spread over GPUs asks for them, unless the template names a device
+    or a claim of its own; one on a single device leaves that to the template: it may be none, as on a CPU."""
+    resources: Fields = {
+        "requests": {"cpu": str(spec.rollout.engine.threads), "memory": ROLLOUT_MEMORY_REQUEST},
+    }
+    theirs = container_resources(spec.rollout.template)
+    named = {name for part in ("requests", "limits") for name in theirs.get(part, {})}
+    each = gpus_per_engine(spec.rollout.engine)
+    if each > 1 and not theirs.get("claims") and not any("/" in name for name in named):
+        resources["limits"] = {GPU_RESOURCE: str(each)}
+    return resources
 
 
 TRAINER_GRACE_SLACK_S: Final = 10

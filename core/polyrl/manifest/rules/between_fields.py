@@ -13,6 +13,7 @@ from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rollout import CapacityPolicy, EngineType
 from polyrl.manifest.rules.algorithm import ALGORITHM_RULES
 from polyrl.manifest.rules.data import DATA_RULES
+from polyrl.manifest.rules.engine import ENGINE_RULES
 from polyrl.manifest.rules.evaluation import EVALUATION_RULES
 from polyrl.manifest.rules.preferences import PREFERENCE_RULES
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples
@@ -370,7 +371,14 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
 )
 
 RULES: Final = (
-    RECIPE_RULES + ALGORITHM_RULES + DATA_RULES + PREFERENCE_RULES + EVALUATION_RULES + ENVIRONMENT_RULES + FLEET_RULES
+    RECIPE_RULES
+    + ALGORITHM_RULES
+    + DATA_RULES
+    + PREFERENCE_RULES
+    + EVALUATION_RULES
+    + ENVIRONMENT_RULES
+    + FLEET_RULES
+    + ENGINE_RULES
 )
 
 

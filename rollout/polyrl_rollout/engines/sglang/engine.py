@@ -28,6 +28,7 @@ import aiohttp
 import msgspec
 from safetensors import SafetensorError, safe_open
 
+from polyrl.manifest.engine_args import typed_arguments
 from polyrl.manifest.rollout import EngineSpec
 from polyrl.wire import EngineCapacity
 from polyrl_rollout.engines.child import ChildProcess, child_path
@@ -328,6 +329,7 @@ def server_command(
         "--incremental-streaming-output",
         # Otherwise an idle scheduler burns a whole core.
         "--sleep-on-idle",
+        *typed_arguments(spec),
         *spec.args,
     ]
 

@@ -18,10 +18,10 @@ from polyrl.worker import RunLocation, workers_of
 PLACE = RunLocation(run="/run", manifest_dir="/job", python="python", run_epoch=1, cpus=8)
 
 
-def spec(rollouts: int, *args: str, reserved: bool = True, engine: str = "sglang", mode: str = "rl") -> JobSpec:
+def spec(rollouts: int, each: int = 1, reserved: bool = True, engine: str = "sglang", mode: str = "rl") -> JobSpec:
     recipe = {"mode": mode, "model": {"path": "model"}, "reward": {"function": "reward:score"}}
     evaluated = {"data": {"eval": [{"path": "eval.jsonl"}]}}
-    rollout = {"replicas": rollouts, "maxReplicas": 16, "engine": {"type": engine, "args": list(args)}}
+    rollout = {"replicas": rollouts, "maxReplicas": 16, "engine": {"type": engine, "tensorParallel": each}}
     trainer = {"reservedEngine": reserved}
     return JobSpec.model_validate({"recipe": {**recipe, **evaluated}, "trainer": trainer, "rollout": rollout})
 
@@ -36,34 +36,33 @@ def shown(given: GpuAssignment | GpuRefusal) -> str:
     return assignment_line(given).removeprefix("GPUs (NVIDIA L4): ")
 
 
-TP2 = ("--tp-size", "2")
 ROWS = [
     (spec(0), 1, "the learner and the reserved engine 0"),
     (spec(1), 2, "the learner and the reserved engine 0 · rollout 0 1"),
     (spec(1, reserved=False), 2, "the learner 0 · rollout 0 1"),
     (spec(2), 4, "the learner and the reserved engine 0 · rollout 0 1 · rollout 1 2 · unused 3"),
-    (spec(2, *TP2), 7, "the learner 0 · the reserved engine 1,2 · rollout 0 3,4 · rollout 1 5,6"),
-    (spec(2, *TP2, reserved=False), 5, "the learner 0 · rollout 0 1,2 · rollout 1 3,4"),
+    (spec(2, each=2), 7, "the learner 0 · the reserved engine 1,2 · rollout 0 3,4 · rollout 1 5,6"),
+    (spec(2, each=2, reserved=False), 5, "the learner 0 · rollout 0 1,2 · rollout 1 3,4"),
     (spec(3, engine="embedded"), 2, "the learner 0 · unused 1"),
     (spec(3, mode="sft"), 2, "the learner and the reserved engine 0 · unused 1"),
     (spec(3), 0, ""),
     (
         spec(1),
         1,
-        "rollout.replicas: 1 rollout of 1 GPU each (rollout.engine.args), beside 1 of the learner, need 2 GPUs, and"
-        " this run sees 1 (0); set 0: the reserved engine generates alone, or use a cluster",
+        "rollout.replicas: 1 rollout of 1 GPU each (rollout.engine.tensorParallel), beside 1 of the learner, need 2"
+        " GPUs, and this run sees 1 (0); set 0: the reserved engine generates alone, or use a cluster",
     ),
     (
-        spec(4, *TP2),
+        spec(4, each=2),
         8,
-        "rollout.replicas: 4 rollouts of 2 GPUs each (rollout.engine.args), beside 1 of the learner and 2 of the"
-        " reserved engine, need 11 GPUs, and this run sees 8 (0,1,2,3,4,5,6,7); set 2, or use a cluster",
+        "rollout.replicas: 4 rollouts of 2 GPUs each (rollout.engine.tensorParallel), beside 1 of the learner and 2 of"
+        " the reserved engine, need 11 GPUs, and this run sees 8 (0,1,2,3,4,5,6,7); set 2, or use a cluster",
     ),
     (
-        spec(0, "--tp-size=8"),
+        spec(0, each=8),
         8,
-        "trainer.reservedEngine: 1 GPU of the learner and 8 of the reserved engine (rollout.engine.args), and this run"
-        " sees 8 (0,1,2,3,4,5,6,7); spread engines over fewer GPUs, or set it to false",
+        "trainer.reservedEngine: 1 GPU of the learner and 8 of the reserved engine (rollout.engine.tensorParallel), and"
+        " this run sees 8 (0,1,2,3,4,5,6,7); spread engines over fewer GPUs, or set it to false",
     ),
 ]
 
@@ -85,7 +84,7 @@ def test_gpus_in_an_assignment_or_one_refusal_out(job: JobSpec, number: int, wor
     assert shown(assign_gpus(job, gpus(number))) == words
 
 
-NO_INSTANCES = "rollout.engine.args: an engine over 2 GPUs cannot have instances of a divided GPU"
+NO_INSTANCES = "rollout.engine.tensorParallel: an engine over 2 GPUs cannot have instances of a divided GPU"
 
 
 @pytest.mark.parametrize(
@@ -93,10 +92,10 @@ NO_INSTANCES = "rollout.engine.args: an engine over 2 GPUs cannot have instances
     [
         (spec(1), "the learner and the reserved engine 0 · rollout 0 MIG-1 · unused MIG-2"),
         (
-            spec(1, *TP2, reserved=False),
+            spec(1, each=2, reserved=False),
             NO_INSTANCES,
         ),
-        (spec(0, *TP2), NO_INSTANCES),
+        (spec(0, each=2), NO_INSTANCES),
     ],
     ids=["one each", "a rollout over two", "the reserved engine over two"],
 )
@@ -112,7 +111,7 @@ def test_an_instance_of_a_divided_gpu_serves_alone(job: JobSpec, words: str) -> 
 @pytest.mark.parametrize("rollouts", range(4))
 @pytest.mark.parametrize("reserved", [True, False])
 def test_no_gpu_is_given_twice_and_none_is_lost(number: int, each: int, rollouts: int, reserved: bool) -> None:
-    given = assign_gpus(spec(rollouts, f"--tp-size={each}", reserved=reserved), gpus(number))
+    given = assign_gpus(spec(rollouts, each=each, reserved=reserved), gpus(number))
     if isinstance(given, GpuRefusal):
         assert number < 1 + rollouts * each + (each if reserved and each > 1 else 0)
         return

@@ -23,9 +23,11 @@ def sizes_of(name: str) -> ModelSizes:
     return sizes
 
 
-def job(tokens: int = 4096, reserved: bool = True, args: tuple[str, ...] = (), **rollout: Any) -> JobSpec:
+def job(
+    tokens: int = 4096, reserved: bool = True, each: int = 1, fraction: float | None = None, **rollout: Any
+) -> JobSpec:
     recipe = {"model": {"path": "model"}, "maxTokensPerMicroBatch": tokens}
-    engine = {"type": "sglang", "args": list(args), **rollout.pop("engine", {})}
+    engine = {"type": "sglang", "tensorParallel": each, "memFraction": fraction, **rollout.pop("engine", {})}
     given = {"replicas": 2, "maxReplicas": 2, "engine": engine, **rollout}
     return JobSpec.model_validate({"recipe": recipe, "trainer": {"reservedEngine": reserved}, "rollout": given})
 
@@ -41,7 +43,7 @@ def planned(spec: JobSpec, name: str, offer: GpuOffer) -> JobPlan:
 
 
 def test_every_part_of_every_gpu_is_there() -> None:
-    plan = planned(job(args=("--mem-fraction-static", "0.5")), "0.5B", on("H100", "L4"))
+    plan = planned(job(fraction=0.5), "0.5B", on("H100", "L4"))
     shared, rollouts = plan.memory.gpus
     assert (shared.use, shared.gpus, rollouts.use, rollouts.gpus) == ("learner and reserved engine", 1, "rollout", 2)
     half = 494_032_768
@@ -68,7 +70,7 @@ def test_a_learner_alone_has_no_engine() -> None:
 
 
 def test_an_engine_over_two_gpus_has_them_for_itself() -> None:
-    plan = planned(job(args=("--tp-size", "2")), "7B", on("B200"))
+    plan = planned(job(each=2), "7B", on("B200"))
     assert [(one.use, one.gpus) for one in plan.memory.gpus] == [("learner", 1), ("reserved engine", 2), ("rollout", 4)]
     assert plan.memory.gpus[1].parts["engine's weights"] == 7_615_616_512
 
@@ -79,13 +81,13 @@ CHANGES = [
         job(),
         "0.5B",
         on("H100"),
-        ["rollout.engine.args to [--mem-fraction-static, 0.05]", "trainer.reservedEngine to false", "lora", "H200"],
+        ["rollout.engine.memFraction to 0.05", "trainer.reservedEngine to false", "lora", "H200"],
     ),
     (
         job(16384),
         "1.5B",
         on("H100"),
-        ["0.1], and recipe.maxTokensPerMicroBatch to 13312", "trainer.reservedEngine to false"],
+        ["memFraction to 0.1, and recipe.maxTokensPerMicroBatch to 13312", "trainer.reservedEngine to false"],
     ),
     (
         job(16384, reserved=False),
@@ -99,14 +101,14 @@ CHANGES = [
         job(reserved=False),
         "72B",
         on("H100"),
-        ["no change was found with which", "rollout: set rollout.engine.args to [--tp-size, 4]", "at least B200"],
+        ["no change was found with which", "rollout: set rollout.engine.tensorParallel to 4", "at least B200"],
     ),
     (job(reserved=False), "7B", on("B200", "L4"), []),
     (
         job(reserved=False, engine={"maxContext": 200_000}),
         "7B",
         on("B200", "L4"),
-        ["no change", "rollout: set rollout.engine.args to [--tp-size, 2]", "at least A100-40GB"],
+        ["no change", "rollout: set rollout.engine.tensorParallel to 2", "at least A100-40GB"],
     ),
 ]
 
@@ -128,7 +130,7 @@ def test_what_does_not_fit_comes_with_what_to_change(
 
 def test_what_is_proposed_fits_and_a_step_more_does_not() -> None:
     spec, sizes, offer = job(16384), sizes_of("1.5B"), on("H100")
-    proposed = {"rollout.engine.args": ["--mem-fraction-static", "0.1"], "recipe.maxTokensPerMicroBatch": 13312}
+    proposed = {"rollout.engine.memFraction": 0.1, "recipe.maxTokensPerMicroBatch": 13312}
     longer = {**proposed, "recipe.maxTokensPerMicroBatch": 13312 + 512}
     fits = [planned(edited(spec, edits), "1.5B", offer).memory.gpus[0].fits for edits in (proposed, longer)]
     assert fits == [True, False]
@@ -142,7 +144,7 @@ def test_a_longer_sample_has_a_pass_of_its_own() -> None:
 
 def test_keys_of_few_heads_are_held_by_several_gpus() -> None:
     sizes = sizes_of("0.5B")  # two heads of keys
-    found = [engine_memory(sizes, job(args=("--tp-size", str(tp))).rollout.engine, "bfloat16") for tp in (1, 2, 4)]
+    found = [engine_memory(sizes, job(each=tp).rollout.engine, "bfloat16") for tp in (1, 2, 4)]
     assert [one.per_token for one in found] == [12288, 6144, 6144]
     assert [one.weights for one in found] == [2 * 494_032_768 // tp for tp in (1, 2, 4)]
 

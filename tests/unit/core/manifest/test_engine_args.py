@@ -2,28 +2,38 @@
 
 import pytest
 
-from polyrl.manifest.engine_args import argument, gpus_per_engine
+from polyrl.manifest.engine_args import argument, gpus_per_engine, typed_arguments
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.rollout import EngineSpec
 from polyrl.manifest.rules.template_gpus import template_notes
 
 
 @pytest.mark.parametrize(
-    ("args", "number"),
+    ("fields", "number", "arguments"),
     [
-        ((), 1),
-        (("--tp", "4"), 4),
-        (("--tensor-parallel-size=2", "--pp-size", "2"), 4),
-        (("--tp-size", "2", "--tp-size", "4"), 4),
-        (("--tp-size", "2", "--dp-size", "2"), 4),
-        (("--tp-size", "4", "--dp-size", "2", "--enable-dp-attention"), 4),
-        (("--tp-size", "many"), 1),
-        (("--tp-size",), 1),
+        ({}, 1, []),
+        ({"tensor_parallel": 4}, 4, ["--tp-size", "4"]),
+        ({"tensor_parallel": 2, "args": ["--pp-size", "2"]}, 4, ["--tp-size", "2"]),
+        ({"args": ["--pp-size", "many"]}, 1, []),
+        ({"args": ["--pp-size"]}, 1, []),
+        ({"tensor_parallel": 2, "data_parallel": 2}, 4, ["--tp-size", "2", "--dp-size", "2"]),
+        (
+            {"tensor_parallel": 4, "data_parallel": 2, "args": ["--enable-dp-attention"]},
+            4,
+            ["--tp-size", "4", "--dp-size", "2"],
+        ),
+        ({"mem_fraction": 0.25}, 1, ["--mem-fraction-static", "0.25"]),
+        ({"type": "embedded"}, 0, []),
     ],
-    ids=["none", "abbreviated", "two kinds", "the last one", "replicas", "attention only", "no number", "no value"],
+    ids=[
+        *("one", "layers spread", "two kinds", "no number", "no value", "replicas", "attention only", "a share"),
+        "on the CPU",
+    ],
 )
-def test_the_engines_own_arguments_say_how_many_it_needs(args: tuple[str, ...], number: int) -> None:
-    assert gpus_per_engine(EngineSpec(args=list(args))) == number
+def test_fields_say_how_many_gpus_an_engine_has(fields: dict, number: int, arguments: list[str]) -> None:
+    engine = EngineSpec(**fields)
+    assert gpus_per_engine(engine) == number
+    assert typed_arguments(engine) == arguments
 
 
 def test_an_argument_is_found_in_both_spellings() -> None:
@@ -36,13 +46,13 @@ def template(gpus: int | None, name: str = "theirs", **spec: object) -> dict:
     return {"template": {"spec": {"containers": [{"name": name, **resources}], **spec}}}
 
 
-def job(trainer: dict, rollout: dict, *args: str, engine: str = "sglang", reserved: bool = False) -> JobSpec:
+def job(trainer: dict, rollout: dict, each: int = 1, engine: str = "sglang", reserved: bool = False) -> JobSpec:
     recipe = {"model": {"path": "model"}, "reward": {"function": "reward:score"}}
     return JobSpec.model_validate(
         {
             "recipe": recipe,
             "trainer": {**trainer, "reservedEngine": reserved},
-            "rollout": {**rollout, "engine": {"type": engine, "args": list(args)}},
+            "rollout": {**rollout, "engine": {"type": engine, "tensorParallel": each}},
         }
     )
 
@@ -58,8 +68,8 @@ CLAIMED = {"initContainers": [{"name": "reserved", "resources": {"claims": [{"na
         (job(template(8), template(1)), ["trainer.template asks for 8 nvidia.com/gpu, and the learner uses 1"]),
         (job(template("2"), template(1)), ["asks for 2"]),
         (job(template(1), template(8)), ["rollout.template asks for 8 nvidia.com/gpu, and an engine uses 1"]),
-        (job(template(1), template(1), "--tp-size", "2"), ["asks for 1 nvidia.com/gpu, and an engine uses 2"]),
-        (job(template(1), template(2), "--tp-size", "2"), []),
+        (job(template(1), template(1), 2), ["asks for 1 nvidia.com/gpu, and an engine uses 2"]),
+        (job(template(1), template(2), 2), []),
         (job(template(1), template(1), engine="embedded"), ["asks for 1 nvidia.com/gpu, and an engine uses 0"]),
         (job(template(1), template(1), reserved=True), ["the reserved engine has no GPU"]),
         (job(template(1, **OWN), template(1), reserved=True), []),
@@ -68,7 +78,14 @@ CLAIMED = {"initContainers": [{"name": "reserved", "resources": {"claims": [{"na
         (job({}, {}, reserved=True), []),
     ],
     ids=[
-        *("as used", "eight for a learner", "as text", "eight for an engine", "fewer than its arguments", "as many"),
+        *(
+            "as used",
+            "eight for a learner",
+            "as text",
+            "eight for an engine",
+            "fewer than it is spread over",
+            "as many",
+        ),
         *("an engine on the CPU", "none for the reserved one", "its own", "a claim", "none at all", "no templates"),
     ],
 )

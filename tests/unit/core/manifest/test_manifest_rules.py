@@ -39,6 +39,7 @@ TEXTS = {
     "cidr": ["10.0.0.0/8"],
     "size": ["10Gi"],
     "name": ["a", "a-b", "X_TOKEN", "POLYRL_X"],
+    "args": ["--tp-size=2", "--quantization", "--nnodes", "--pp-size", "2", "--device"],
     "alphabet": ["", "ab", "aa", "abca", "äöü"],
 }
 """Values of fields that have a pattern, and of those whose value matters to a rule."""

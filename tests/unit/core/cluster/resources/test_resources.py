@@ -199,6 +199,24 @@ def test_a_rollout_has_its_drain_and_five_seconds_and_leaves_a_dead_node_soon() 
     assert silent == {"node.kubernetes.io/not-ready": 20, "node.kubernetes.io/unreachable": 20}
 
 
+def rollout_limits(each: int, kind: str = "sglang", **container: object) -> dict[str, str]:
+    template = {"spec": {"containers": [{"name": "rollout", **container}]}}
+    spec = rollout_pod(
+        owner(rollout={"engine": {"type": kind, "tensorParallel": each}, "template": template}), 1, Pool.SPOT
+    )
+    found: dict[str, str] = spec["spec"]["containers"][0]["resources"].get("limits", {})
+    return found
+
+
+def test_an_engine_over_several_gpus_asks_for_them() -> None:
+    assert rollout_limits(4) == {"nvidia.com/gpu": "4"}
+    assert rollout_limits(4, resources={"limits": {"memory": "64Gi"}}) == {"memory": "64Gi", "nvidia.com/gpu": "4"}
+    assert rollout_limits(4, resources={"limits": {"nvidia.com/gpu": 8}}) == {"nvidia.com/gpu": 8}
+    assert rollout_limits(4, resources={"limits": {"amd.com/gpu": 4}}) == {"amd.com/gpu": 4}
+    assert rollout_limits(4, resources={"claims": [{"name": "gpu"}]}) == {}
+    assert rollout_limits(1) == {}, "which may run on a CPU"
+
+
 def test_autoscalers_may_take_rollouts_and_nothing_else() -> None:
     evict, disrupt = "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"
     message = {role: pod["metadata"]["annotations"] for role, pod in pods(owner()).items()}
