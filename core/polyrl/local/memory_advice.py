@@ -68,7 +68,8 @@ def plan_job(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> JobPlan | Gpu
     if isinstance(assignment, GpuRefusal):
         return assignment
     plan = plan_memory(spec, sizes, assignment)
-    changes = [sentence for one in plan.gpus if not one.fits for sentence in _changes(spec, sizes, offer, one)]
+    short = {one.use in (LEARNER, SHARED): one for one in reversed(plan.gpus) if not one.fits}
+    changes = [sentence for one in reversed(short.values()) for sentence in _changes(spec, sizes, offer, one)]
     return JobPlan(memory=plan, assignment=assignment, changes=tuple(changes))
 
 
@@ -102,7 +103,8 @@ def _learner_edits(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> Iterato
         if wanted_gpus(spec).reserves and samples_to_train(spec):
             changed = edited(spec, beside)
             fraction = fit(sizes, offer.memory, changed.recipe, changed.trainer.processes_per_pod).fraction
-            yield {**beside, "rollout.engine.memFraction": fraction}
+            if fraction < 1:
+                yield {**beside, "rollout.engine.memFraction": fraction}
             yield {**beside, **apart}
 
 

@@ -185,3 +185,16 @@ def test_adapters_learn_on_weights_as_they_are_served() -> None:
     assert gpu_fault(adapted, SEVEN.parameters, alone(14)) is not None
     assert fit(SEVEN, 24 * GIB, adapted.recipe).alone > 1000
     assert "about 14.8 GiB at rest" in estimate_line(adapted, SEVEN)
+
+
+def test_several_gpus_share_what_the_learner_holds() -> None:
+    two = GpuAssignment(trainer=(*gpu(60), *gpu(60, "1")), rollouts=(gpu(80, "2"),))
+    assert gpu_fault(spec(), SEVEN.parameters, two) is None
+    smaller = replace(two, trainer=(*gpu(60), *gpu(40, "1")))
+    fault = gpu_fault(spec(), SEVEN.parameters, smaller)
+    assert fault is not None
+    assert "are 56.7 GiB, on each of its 2 GPUs; 0,1 has 40.0 GiB" in fault.sentence
+    beside = replace(two, reserved=gpu(60))
+    fault = gpu_fault(spec(), SEVEN.parameters, beside)
+    assert fault is not None
+    assert "the learner's 56.7 GiB and 14.2 GiB of the reserved engine's weights" in fault.sentence

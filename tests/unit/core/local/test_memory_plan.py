@@ -81,7 +81,13 @@ CHANGES = [
         job(),
         "0.5B",
         on("H100"),
-        ["rollout.engine.memFraction to 0.05", "trainer.reservedEngine to false", "lora", "H200"],
+        [
+            "rollout.engine.memFraction to 0.05",
+            "trainer.reservedEngine to false",
+            "processesPerPod to 2",
+            "lora",
+            "H200",
+        ],
     ),
     (
         job(16384),
@@ -93,10 +99,15 @@ CHANGES = [
         job(16384, reserved=False),
         "1.5B",
         on("A100-40GB"),
-        ["recipe.maxTokensPerMicroBatch to", "GPUs of at least H100-80GB"],
+        ["processesPerPod to 2, and recipe.maxTokens", "set recipe.model.lora", "at least H100-80GB"],
     ),
-    (job(reserved=False), "7B", on("H100"), ["set recipe.model.lora to {}", "GPUs of at least B200-180GB"]),
-    (job(reserved=False), "32B", on("B200"), ["set recipe.model.lora to {}"]),
+    (
+        job(reserved=False),
+        "7B",
+        on("H100"),
+        ["processesPerPod to 4", "set recipe.model.lora to {}", "GPUs of at least B200-180GB"],
+    ),
+    (job(reserved=False), "32B", on("B200"), ["processesPerPod to 8", "set recipe.model.lora to {}"]),
     (
         job(reserved=False),
         "72B",
@@ -135,6 +146,21 @@ def test_what_is_proposed_fits_and_a_step_more_does_not() -> None:
     fits = [planned(edited(spec, edits), "1.5B", offer).memory.gpus[0].fits for edits in (proposed, longer)]
     assert fits == [True, False]
     assert isinstance(plan_job(spec, sizes, on("H100", count=2)), GpuRefusal), "of three GPUs"
+
+
+def test_one_of_the_learners_gpus_has_the_reserved_engine_too() -> None:
+    spec = edited(job(fraction=0.2), {"trainer.processesPerPod": 4})
+    shared, others, rollouts = planned(spec, "7B", on("H200")).memory.gpus
+    assert (shared.gpus, others.use, others.gpus, rollouts.gpus) == (1, "learner", 3, 2)
+    assert shared.parts["weights"] == others.parts["weights"] == 7_615_616_512
+    assert shared.total > others.total
+
+
+def test_changes_are_proposed_once_for_all_gpus_of_the_learner() -> None:
+    spec = edited(job(16384), {"trainer.processesPerPod": 2})
+    changes = planned(spec, "32B", on("H100")).changes
+    assert len(changes) == len(set(changes))
+    assert all(one.startswith("learner and reserved engine: ") for one in changes)
 
 
 def test_a_longer_sample_has_a_pass_of_its_own() -> None:
