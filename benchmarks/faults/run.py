@@ -125,6 +125,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--harder", action="store_true", help="draw kills by somebody else at the start, and power cuts, instead"
     )
+    parser.add_argument(
+        "--deadline", type=float, default=HASHED.deadline_s, metavar="S", help="of a hashed run, on a busier machine"
+    )
     parser.add_argument("--ahead", type=int, default=0, metavar="K", help="maxStaleness of the hashed job")
     parser.add_argument("--out", type=Path, help="where runs that failed stay; default: a temporary folder")
     return parser.parse_args()
@@ -134,7 +137,8 @@ def main() -> int:
     """Exit code."""
     options = arguments()
     out = options.out or Path(tempfile.mkdtemp(prefix="polyrl-faults-"))
-    hashed, drawn = dataclasses.replace(HASHED, ahead=options.ahead), draw_harder if options.harder else draw
+    hashed = dataclasses.replace(HASHED, ahead=options.ahead, deadline_s=options.deadline)
+    drawn = draw_harder if options.harder else draw
     series = Series(out.resolve(), lambda seed: options.fault or drawn(seed))
     for seed in range(options.seed, options.seed + options.runs):
         is_real = options.real_every and seed % options.real_every == 0
