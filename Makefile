@@ -86,7 +86,7 @@ test-integration: install ## Pass the tests on real sockets, processes and engin
 	$(BIN)/python -m pytest tests/integration -m "not sglang and not trl and not api and not browser and not alone" -q $(PARALLEL)
 
 verify: lint types contracts dead ## What must hold before a merge: style, types, layers, sizes, words, generated files, docs
-	$(BIN)/python -m pytest -q $(HOUSE) tests/docs -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q $(HOUSE) tests/docs -n 2 --dist loadfile --no-loadscope-reorder
 
 include $(wildcard make/*.mk)
 
