@@ -86,6 +86,8 @@ def result_rows(facts: Sequence[RunFacts]) -> list[Row]:
     rows += [(name, [_course(one, name) for one in facts]) for name in _names([one.learned for one in facts], "reward")]
     measured = [{} if one.evaluation is None else one.evaluation.values for one in facts]
     rows += [(f"evaluated {name}", [_number(values.get(name)) for values in measured]) for name in _names(measured, "")]
+    if any(one.attempt > 1 for one in facts):
+        rows.append(("attempt, whose numbers follow", [str(one.attempt) for one in facts]))
     rows.append(("took", [clock_text(one.seconds) for one in facts]))
     for label, path in SUMMARY_ROWS.items():
         rows.append((label, [_number(_at(one.summary, path)) for one in facts]))

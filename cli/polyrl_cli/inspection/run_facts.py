@@ -13,7 +13,7 @@ from polyrl.history.foreign_text import printable
 from polyrl.history.results import Course, EvaluationPoint, courses, evaluations
 from polyrl.history.rows import MetricsRow
 from polyrl.history.steps import number_in, object_in, steps_done, wanted_steps
-from polyrl_cli.local.run_folder import RunFolder
+from polyrl_cli.local.run_folder import MAX_DIGITS, RunFolder
 from polyrl_cli.report.timeline import read_metrics
 
 
@@ -59,6 +59,8 @@ class RunFacts:
     summary: dict[str, Any]
     """summary.json; empty while there is none."""
     rows: list[MetricsRow]
+    attempt: int = 1
+    """Which start of it this is: time and summary are of this one alone."""
 
 
 def read_facts(folder: RunFolder, now: float) -> RunFacts:
@@ -91,7 +93,15 @@ def read_facts(folder: RunFolder, now: float) -> RunFacts:
         settings=job,
         summary=summary,
         rows=rows,
+        attempt=_attempt(folder),
     )
+
+
+def _attempt(folder: RunFolder) -> int:
+    try:
+        return max(1, int(folder.epoch.read_bytes()[:MAX_DIGITS]))
+    except (OSError, ValueError):
+        return 1
 
 
 def is_locked(folder: RunFolder) -> bool:

@@ -59,7 +59,9 @@ def runs_table(facts: list[RunFacts], now: float, width: int) -> Table:
     # The one that folds and is never cut: a run's name is what the list is for.
     table.add_column("RUN", overflow="fold", min_width=12)
     priced = any(cost_text(one) for one in facts)
-    shown = [one for one in COLUMNS if width >= one.terminal and (priced or one.name != "COST")]
+    resumed = any(one.attempt > 1 for one in facts)
+    absent = {"COST": not priced, "ATTEMPT": not resumed}
+    shown = [one for one in COLUMNS if width >= one.terminal and not absent.get(one.name, False)]
     for column in shown:
         table.add_column(column.name, no_wrap=True, overflow="ellipsis", justify=column.justify)
     for one in facts:
@@ -118,6 +120,7 @@ COLUMNS: Final = (
     _Column("REWARD", 96, justify="left", cell=lambda one, now: reward_text(one)),
     _Column("EVALUATION", 72, justify="left", cell=lambda one, now: Text(evaluation_text(one.evaluation))),
     _Column("COST", 84, justify="right", cell=lambda one, now: Text(cost_text(one))),
+    _Column("ATTEMPT", 72, justify="right", cell=lambda one, now: str(one.attempt)),
     _Column("TOOK", 0, justify="right", cell=lambda one, now: clock_text(one.seconds)),
     _Column("AGE", 50, justify="right", cell=lambda one, now: age_text(now - one.started)),
 )
@@ -140,6 +143,7 @@ def as_object(one: RunFacts) -> dict[str, Any]:
         "steps": one.steps,
         "learned": one.learned,
         "evaluation": one.evaluation,
+        "attempt": one.attempt,
         "startedAt": round(one.started, 3),
         "wallSeconds": round(one.seconds, 3),
         "cost": one.summary.get("cost"),

@@ -61,6 +61,18 @@ def test_what_runs_cost_is_shown_where_one_of_them_has_a_price() -> None:
     assert as_object(runs[0])["cost"]["total"] == 12.345
 
 
+def test_a_resumed_run_says_whose_time_and_numbers_are_shown() -> None:
+    runs = [facts("one"), facts("again", attempt=3)]
+    head, one, again = printed(runs_table(runs, 8200.0, 200), 200).splitlines()
+    assert head.split()[-3:] == ["ATTEMPT", "TOOK", "AGE"]
+    assert (one.split()[-4], again.split()[-4]) == ("1", "3")
+    assert "ATTEMPT" not in printed(runs_table(runs[:1], 8200.0, 200), 200)
+    assert as_object(runs[1])["attempt"] == 3
+    names = [name for name, _ in result_rows(runs)]
+    assert names.index("attempt, whose numbers follow") < names.index("took")
+    assert "attempt, whose numbers follow" not in [name for name, _ in result_rows(runs[:1])]
+
+
 @pytest.mark.parametrize("width", [40, 50, 60, 80, 200])
 def test_the_list_fits_the_terminal(width: int) -> None:
     text = printed(runs_table([facts("a" * 60)], 2000.0, width), width)
