@@ -1,7 +1,8 @@
 """The engines in the orders that decisions ask for, so that none of them reads the whole fleet.
 
     tokenless  engines that run something and give no token
-    roomy      engines with a free slot, where one more token takes least first
+    roomy      engines with a free slot, where one more token takes least first; the trainer's own apart, which mostly
+               idle while it learns, and would be in the way then
     busy       engines that run something, where a token takes longest first
     idle       engines that run nothing, the longest idle first
     reserved   the trainer's own; `leaving` those that drain; `silent` those that gave no sign of life for a lease
@@ -18,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from heapq import merge
 from itertools import cycle, islice
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -40,6 +42,8 @@ class _Entry(NamedTuple):
     step_s: float
     alone: tuple[float, str] | None
     """Seconds per token of one sample alone, if measured."""
+    own: bool
+    """The trainer's."""
 
 
 class Fleet:
@@ -49,6 +53,7 @@ class Fleet:
         self._state = state
         self._entries: dict[str, _Entry] = {}
         self._roomy: list[Place] = []
+        self._roomy_own: list[Place] = []
         self._busy: list[Place] = []
         self._alone: list[tuple[float, str]] = []
         self._steps, self._measured = 0.0, 0
@@ -67,6 +72,8 @@ class Fleet:
         """Where `asked` goes on."""
         self.whole_pass_at = -inf
         """When the queue was looked through last, see `placement`."""
+        self.last_other = ""
+        """An engine beside the trainer's own that took work when somebody looked last, see `cost`."""
         self.last_offer: object = None
         """What the queue was last looked through for, see `moves.end_unservable`."""
 
@@ -108,16 +115,22 @@ class Fleet:
             for name in engines_of(self._state, event):
                 self._changed[name] = None
 
-    def roomy(self) -> Iterator[LeasedEngine]:
-        """A slot is free, the fastest first."""
+    def roomy(self, *, with_own: bool = True) -> Iterator[LeasedEngine]:
+        """A slot is free, the fastest first; `with_own`: the trainer's too."""
         self.refresh()
-        return (self._state.engines[name] for _, _, name in self._roomy)
+        places = merge(self._roomy, self._roomy_own) if with_own and self._roomy_own else self._roomy
+        return (self._state.engines[name] for _, _, name in places)
 
-    def asked(self, most: int) -> Iterator[LeasedEngine]:
+    def roomy_own(self) -> Iterator[LeasedEngine]:
+        """The trainer's own with a free slot, the fastest first."""
+        self.refresh()
+        return (self._state.engines[name] for _, _, name in self._roomy_own)
+
+    def asked(self, most: int, *, with_own: bool) -> Iterator[LeasedEngine]:
         """At most so many with a free slot: the fastest, and of the others as many more in turns. An engine far down
         may be the only one that serves a version, or has KV room."""
-        fastest, others = list(islice(self.roomy(), most // 2)), len(self._roomy) - most // 2
-        yield from fastest
+        yield from islice(self.roomy(with_own=with_own), most // 2)
+        others = len(self._roomy) - most // 2
         start = self._asked if others > most // 2 else 0
         for turn in range(min(others, most // 2)):
             self._asked = (start + turn + 1) % others
@@ -127,7 +140,7 @@ class Fleet:
     def roomy_engines(self) -> int:
         """How many have a free slot."""
         self.refresh()
-        return len(self._roomy)
+        return len(self._roomy) + len(self._roomy_own)
 
     def busy(self) -> Iterator[LeasedEngine]:
         """Something runs there, the slowest first."""
@@ -193,10 +206,11 @@ class Fleet:
         self._changed.clear()
 
     def _replace(self, before: _Entry | None, after: _Entry | None) -> None:
-        orders: tuple[list[Any], ...] = (self._roomy, self._busy, self._alone)
         for entry, put in ((before, _take), (after, insort)):
             if entry is None:
                 continue
+            roomy = self._roomy_own if entry.own else self._roomy
+            orders: tuple[list[Any], ...] = (roomy, self._busy, self._alone)
             for order, place in zip(orders, (entry.roomy, entry.busy, entry.alone), strict=True):
                 if place is not None:
                     put(order, place)
@@ -220,6 +234,7 @@ def _entry(engine: LeasedEngine, mean: float) -> _Entry:
         kind=None if engine.draining else (engine.version, engine.capacity.max_context),
         step_s=engine.step_scale,
         alone=(pace.step(1), engine.name) if engine.step_scale else None,
+        own=engine.pool is Pool.RESERVED,
     )
 
 

@@ -26,6 +26,7 @@ a context that holds the sample, and KV room (see `fits`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from math import inf
 from typing import Final, NamedTuple
@@ -153,13 +154,20 @@ def may_generate(transition: Transition, engine: LeasedEngine, low: int, high: i
         return False
     if engine.pool is not Pool.RESERVED or transition.state.window_open:
         return True
-    return not others_can(transition.state, low, high, transition.now)
+    return not others_can(transition, low, high)
 
 
-def others_can(state: LedgerState, low: int, high: int, now: float) -> bool:
-    """Whether an engine that is not reserved takes samples of these versions."""
-    engines = state.engines.values()
-    return any(e.pool is not Pool.RESERVED and e.quarantined_until <= now and serves(e, low, high) for e in engines)
+def others_can(transition: Transition, low: int, high: int) -> bool:
+    """Whether an engine that is not reserved takes samples of these versions. The one that was found last mostly does,
+    and else the fleet is read."""
+    engines, fleet = transition.state.engines, transition.fleet
+    last = engines.get(fleet.last_other)
+    for engine in itertools.chain(() if last is None else (last,), engines.values()):
+        sound = engine.pool is not Pool.RESERVED and engine.quarantined_until <= transition.now
+        if sound and serves(engine, low, high):
+            fleet.last_other = engine.name
+            return True
+    return False
 
 
 def kv_room(engine: LeasedEngine, now: float) -> int:
@@ -183,6 +191,7 @@ class Costs:
     def __init__(self, transition: Transition) -> None:
         self._state, self._now = transition.state, transition.now
         self._mean, self._fastest = transition.fleet.mean_step(), transition.fleet.fastest()
+        self._reserved = transition.fleet.reserved()
         self._paces: dict[str, speed.Pace] = {}
         loss_s, usage = loss_seconds(self._state), self._state.usage
         self._slowdowns = {pool: usage.slowdown(pool, self._now, loss_s) for pool in Pool}
@@ -190,6 +199,17 @@ class Costs:
     def on(self, engine: LeasedEngine, request: PlacementRequest, *, has_sibling: bool) -> float:
         """For a sample that comes to `engine`, after all that is on its way there."""
         return self._among(engine, request, engine.expected_running + 1, has_sibling=has_sibling)
+
+    def in_window_at_least(self, request: PlacementRequest) -> float:
+        """A bound of what the sample costs on any reserved engine, without looking at one: as soon as the window opens,
+        alone on the fastest of all, with nothing to read."""
+        reserved = next(iter(self._reserved), None)
+        if reserved is None:
+            return inf
+        step_s = speed.OPTIMISM * self._mean
+        if self._fastest is not None:
+            step_s = min(step_s, self._fastest.step(1))
+        return opens_in(self._state, reserved, self._now) + request.expected * step_s * self._slowdowns[Pool.RESERVED]
 
     def after_next_end(self, engine: LeasedEngine, request: PlacementRequest) -> float:
         """The same for a full engine that holds the sample's prefix: until one of those that run has ended."""

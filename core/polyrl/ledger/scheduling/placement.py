@@ -33,6 +33,7 @@ from polyrl.ledger.scheduling.cost import (
     fits,
     has_slot,
     may_generate,
+    others_can,
     placement_request,
     serves,
     sibling_engines,
@@ -41,7 +42,7 @@ from polyrl.ledger.scheduling.cost import (
 from polyrl.ledger.scheduling.moves import move
 from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, SamplePhase, assign_message
 from polyrl.ledger.transition import Transition
-from polyrl.sample import Group, Purpose, sample_id
+from polyrl.sample import Group, Pool, Purpose, sample_id
 
 SHORTEST_HOLD_S: Final = 0.05
 """A sample does not wait for its prefix for less: the estimates are not as exact, and each look costs a tick."""
@@ -57,6 +58,11 @@ TRIALS: Final = 2
 
 PLACED_AT_ONCE: Final = 512
 """Samples placed before other inputs get their turn: some 0.05 s."""
+
+ASKS_AT_ONCE: Final = 128
+"""Times that engines are asked for a sample before other inputs get their turn, some 0.05 s as well: siblings are asked
+for together, while turns of differing lengths, as a lost machine leaves them, are not, nor is what may wait for the
+window."""
 
 SITTING_OUT: Final = 16
 """Samples of silent engines in a row that are better off staying: the rest is looked at another time."""
@@ -84,6 +90,8 @@ class Room:
 
     def __init__(self, transition: Transition) -> None:
         self._transition = transition
+        self.asks = 0
+        """Samples for which engines were asked."""
         self._kept: dict[tuple[int, int, tuple[str, ...]], int] = {}
         """(low, high, refused by) of samples that found no room, and the least context: what fits them takes nothing
         behind them."""
@@ -93,6 +101,7 @@ class Room:
         others that fit it the CANDIDATES that are fastest with one more sample."""
         if self._is_kept_from(request):
             return
+        self.asks += 1
         state, found = self._transition.state, set[str]()
         near = [state.engines[name] for name in (*known, request.prefix) if name in state.engines]
         idle = itertools.islice(self._transition.fleet.idle(), TRIALS)
@@ -100,7 +109,9 @@ class Room:
             if engine.name not in found and self._takes(engine, request):
                 found.add(engine.name)
                 yield engine
-        asked = (e for e in self._transition.fleet.asked(ASKED) if fits(e, request, self._transition.now))
+        own = state.window_open or not others_can(self._transition, request.low, request.high)
+        asked = self._transition.fleet.asked(ASKED, with_own=own)
+        asked = (e for e in asked if fits(e, request, self._transition.now))
         able = (engine for engine in asked if engine.name not in found and self._takes(engine, request))
         yield from itertools.islice(able, CANDIDATES)
 
@@ -145,7 +156,7 @@ def place(transition: Transition) -> Room:
         entry = state.groups[number]
         if wanted is not None and entry.group.step not in wanted and not _has_begun(state, entry.group):
             continue
-        if state.next_assignment - placed >= PLACED_AT_ONCE:
+        if _is_much(state.next_assignment - placed, room.asks):
             transition.record(PlacementPaused(transition.now))
             break
         over = tries.are_over()
@@ -162,6 +173,11 @@ def place(transition: Transition) -> Room:
         if sitting >= SITTING_OUT:
             silent = {}
     return room
+
+
+def _is_much(placed: int, asks: int) -> bool:
+    """Whether the rest waits until others were heard; what only looks in vain is bounded by `_Tries`."""
+    return placed >= PLACED_AT_ONCE or (placed > 0 and asks >= ASKS_AT_ONCE)
 
 
 def _in_turn(state: LedgerState, silent: dict[int, list[int]]) -> Iterator[int]:
@@ -323,9 +339,13 @@ class _Group:
     def _waits_for_window(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
         """Whether it is better off waiting until the trainer has learned, for a reserved engine."""
         transition, state, now = self._transition, self._transition.state, self._transition.now
-        if state.window_open:
+        latest = state.samples[name].since + elsewhere - self._costs.in_window_at_least(request)
+        if state.window_open or latest <= now + SHORTEST_HOLD_S:
             return False
-        able = [e for e in transition.fleet.reserved() if e.name not in self._offers and has_slot(e, now)]
+        self._room.asks += 1
+        near = [state.engines[known] for known in (*self._siblings, request.prefix) if known in state.engines]
+        own = {e.name: e for e in (*near, *itertools.islice(transition.fleet.roomy_own(), CANDIDATES))}.values()
+        able = [e for e in own if e.pool is Pool.RESERVED and e.name not in self._offers and has_slot(e, now)]
         able = [e for e in able if serves(e, request.low, request.high) and fits(e, request, now)]
         costs = (self._costs.on(e, request, has_sibling=e.name in self._siblings) for e in able)
         until = state.samples[name].since + elsewhere - min(costs, default=inf)

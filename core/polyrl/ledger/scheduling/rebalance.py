@@ -37,6 +37,7 @@ from polyrl.ledger.scheduling.cost import (
     has_slot,
     kv_room,
     may_generate,
+    others_can,
     placement_request,
     sibling_engines,
 )
@@ -122,7 +123,9 @@ def rebalance(transition: Transition, room: Room) -> None:
 def _takers(transition: Transition, room: Room) -> Iterator[LeasedEngine]:
     """Engines with room that nothing waiting could use, the fastest first. One that failed again, or never gave a
     token, proves itself with what waits, not with what runs well elsewhere."""
-    able = (e for e in transition.fleet.roomy() if has_slot(e, transition.now))
+    version = transition.state.weights.version
+    own = transition.state.window_open or not others_can(transition, version, version)
+    able = (e for e in transition.fleet.roomy(with_own=own) if has_slot(e, transition.now))
     able = (e for e in able if not e.failures or (e.step_scale and e.failures == 1))
     return (engine for engine in able if room.is_unclaimed(engine))
 
