@@ -1,0 +1,44 @@
+"""The page on security: each section says which tests hold it, each line of the review has one, and all exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/explanation/security.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+NAMED = re.compile(r"`((?:[\w./-]+/)?(?:test_\w+|cost|hostile_jobs)\.py)`")
+REVIEW = "What a review found, before and now"
+
+
+def named_in(text: str) -> list[Path]:
+    """Bare names are of the folder that was named before them."""
+    found, folder = list[Path](), ROOT
+    for name in NAMED.findall(text):
+        folder = (ROOT / name).parent if "/" in name else folder
+        found.append(folder / Path(name).name)
+    return found
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_each_section_names_tests_that_exist(section: str) -> None:
+    named = named_in(SECTIONS[section])
+    assert named
+    assert [str(path.relative_to(ROOT)) for path in named if not path.is_file()] == []
+    assert [path.name for path in named if path.name.startswith("test_") and "def test_" not in path.read_text()] == []
+
+
+def test_each_line_of_the_review_has_a_before_a_now_and_a_test() -> None:
+    table = SECTIONS[REVIEW].partition("|---|\n")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
+    assert len(rows) > 30
+    assert [cells[0] for cells in rows if len(cells) != 4 or not all(cells)] == []
+    assert [cells[0] for cells in rows if not NAMED.search(cells[3]) and "the same" not in cells[3]] == []
+
+
+def test_every_test_of_the_red_team_is_on_the_page() -> None:
+    named = {path for text in SECTIONS.values() for path in named_in(text)}
+    assert sorted(path.name for path in set((ROOT / "tests/security").glob("test_*.py")) - named) == []
