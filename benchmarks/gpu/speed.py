@@ -1,8 +1,8 @@
 """How hard GPUs work for the learner: `make bench-gpu`; needs GPUs and no network, weights are drawn.
 
 Shapes of Qwen2.5 from 0.5B on, each in as many processes as there are GPUs, each in a process of its own so that memory
-is measured alone; full passes of ragged sequences, bfloat16. One line of JSON a shape: tokens per second, MFU (of the
-matrices; attention left out, so too low with long sequences), the most memory, the power limit.
+is measured alone; full passes of ragged sequences, bfloat16. One line of JSON a shape: tokens per second, MFU with
+attention, the most memory, the power limit.
 """
 
 from __future__ import annotations

@@ -330,6 +330,7 @@ def _engine(job: PolyRLJob) -> EngineConfig:
         device=os.environ.get(LEARNER_DEVICE, "auto"),
         threads=_threads(job),
         max_tokens_per_micro_batch=job.spec.recipe.max_tokens_per_micro_batch,
+        gradient_checkpointing=job.spec.recipe.gradient_checkpointing,
     )
 
 

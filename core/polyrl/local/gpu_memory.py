@@ -15,7 +15,7 @@ from polyrl.manifest.engine_args import copies_per_engine
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.memory.engine import ENGINE_WORK_BYTES, kv_bytes
-from polyrl.memory.learner import CUDA_BYTES, FLOAT32_BYTES, kept_bytes, learner_bytes, learner_memory
+from polyrl.memory.learner import CUDA_BYTES, FLOAT32_BYTES, activation_bytes, learner_bytes, learner_memory
 from polyrl.memory.sizes import GIB, SERVED_BYTES, ModelSizes
 
 SHARED_KV_TOKENS: Final = 32_768
@@ -47,7 +47,7 @@ def fit(sizes: ModelSizes, gpu_bytes: int, recipe: RecipeSpec, ranks: int = 1) -
     serves = SERVED_BYTES[dtype] * sizes.parameters + SHARED_KV_TOKENS * kv_bytes(sizes, dtype)
     fraction = math.ceil(FRACTION_STEP * serves / free) / FRACTION_STEP if free > serves else 1.0
     beside = left - CUDA_BYTES - ENGINE_WORK_BYTES - int(fraction * free)
-    per_token = kept_bytes(sizes, dtype, ranks)
+    per_token = activation_bytes(sizes, recipe, ranks)
     return Fit(alone=max(0, left // per_token), shared=max(0, beside // per_token), fraction=fraction)
 
 

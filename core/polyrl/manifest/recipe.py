@@ -258,3 +258,6 @@ class RecipeSpec(ManifestModel):
     """Where metrics and samples go."""
     max_tokens_per_micro_batch: Positive = 16384
     """Token budget of one forward-backward pass; sequences are packed into it."""
+    gradient_checkpointing: bool = False
+    """A pass keeps only the input of each layer, and computes the layer again in its backward pass: a small part of the
+    memory, for about a third more time."""

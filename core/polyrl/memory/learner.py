@@ -7,8 +7,8 @@
               gathered layers and what is outside the layers, in `model.dtype`, and a layer's gradients on their way
               activations of the pass's tokens, one chunk of logits
 
-The bytes of activations are those that a decoder with a gated MLP keeps for its backward pass without recomputation, as
-counted on a CPU (tests/integration/trainer/test_activation_bytes.py); the sums are held against torch's own accounting
+The bytes of activations are those that a decoder with a gated MLP keeps for its backward pass, as counted on a CPU
+(tests/integration/trainer/test_activation_bytes.py); the sums are held against torch's own accounting
 (tests/integration/trainer/test_memory_accounting.py).
 """
 
@@ -87,7 +87,7 @@ def learner_memory(sizes: ModelSizes, recipe: RecipeSpec, *, tokens: int, ranks:
         optimizer=_share(ADAM_BYTES * learned, ranks),
         reference=_share(reference, ranks),
         gathered=_gathered(sizes, recipe, ranks, logits),
-        activations=tokens * kept_bytes(sizes, recipe.model.dtype, ranks),
+        activations=tokens * activation_bytes(sizes, recipe, ranks),
         logits=logits,
     )
 
@@ -114,6 +114,17 @@ def adapter_parameters(sizes: ModelSizes, recipe: RecipeSpec) -> int:
     hidden, inner, keys = sizes.hidden, sizes.inner, sizes.keys
     widths = 2 * 2 * hidden + 2 * (hidden + keys) + 3 * (hidden + inner)
     return recipe.model.lora.rank * sizes.layers * widths
+
+
+def activation_bytes(sizes: ModelSizes, recipe: RecipeSpec, ranks: int = 1) -> int:
+    """For each token of a pass; with `gradientCheckpointing` the inputs of all layers, and all of the one layer that is
+    computed again."""
+    kept = kept_bytes(sizes, recipe.model.dtype, ranks)
+    if not recipe.gradient_checkpointing:
+        return kept
+    # Autocast leaves the residual stream in float32, shards have it in `model.dtype`.
+    stream = SERVED_BYTES[recipe.model.dtype] if ranks > 1 else FLOAT32_BYTES
+    return sizes.layers * stream * sizes.hidden + kept // sizes.layers
 
 
 def kept_bytes(sizes: ModelSizes, dtype: str, ranks: int = 1) -> int:

@@ -9,6 +9,7 @@ from transformers import Qwen2Config
 from polyrl.memory.learner import kept_bytes
 from polyrl.memory.sizes import ModelSizes
 from polyrl_trainer.backends.models.attention import Documents
+from polyrl_trainer.backends.models.blocks import compute_blocks_twice
 from polyrl_trainer.backends.models.model_factory import load_model
 from polyrl_trainer.backends.policy import hidden_states
 
@@ -23,9 +24,11 @@ SIZES = {
 }
 
 
-def kept(fields: dict[str, object], rows: int, dtype: str) -> int:
+def kept(fields: dict[str, object], rows: int, dtype: str, *, twice: bool = False) -> int:
     """Bytes of all storages that a forward pass of `rows` x WIDTH tokens keeps, the model's own left out."""
     model = load_model(fields, 0, dtype)  # type: ignore[arg-type]
+    if twice:
+        compute_blocks_twice(model)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     found: dict[int, int] = {}
     alive = []  # or an address would be taken twice
@@ -56,3 +59,9 @@ def test_the_formula_is_what_a_pass_keeps(name: str, dtype: str) -> None:
     # Casts of the weights are in both, and not in the difference.
     per_token = (kept(fields, 2, dtype) - kept(fields, 1, dtype)) / WIDTH
     assert per_token == pytest.approx(kept_bytes(sizes, dtype), rel=TOLERANCE)
+
+
+def test_layers_that_are_computed_twice_keep_their_input_alone() -> None:
+    fields = {"model_type": "qwen2", "vocab_size": 64, **SIZES["as Qwen2.5"]}
+    few, many = (kept({**fields, "num_hidden_layers": layers}, 1, "float32", twice=True) for layers in (2, 8))
+    assert many - few == 6 * WIDTH * 256 * 4

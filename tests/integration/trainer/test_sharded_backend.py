@@ -145,6 +145,12 @@ def test_any_number_of_ranks_reads_what_any_other_wrote(ranks: LearnerGroup, tmp
         np.testing.assert_allclose(got, wanted, atol=TOLERANCE)
 
 
+def test_layers_that_are_computed_twice_give_the_same_step(ranks: LearnerGroup) -> None:
+    plain, twice = of_ranks(ranks), ranks.learner(MODEL, replace(ENGINE, gradient_checkpointing=True), OPTIMIZER)
+    assert take_step(twice, [draw_samples(0, 9)]) == take_step(plain, [draw_samples(0, 9)])
+    assert_weights_equal(exported(twice), exported(plain), "layers computed twice")
+
+
 def test_an_error_in_the_loss_takes_no_step_and_the_group_lives_on(ranks: LearnerGroup) -> None:
     backend = of_ranks(ranks)
     before = exported(backend)

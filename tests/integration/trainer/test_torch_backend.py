@@ -74,6 +74,13 @@ def test_two_threads_give_the_same_step_as_one(backend: TorchBackend) -> None:
     assert_weights_close(exported(other), exported(backend), "two threads")
 
 
+def test_layers_that_are_computed_twice_give_the_same_step(backend: TorchBackend) -> None:
+    samples = draw_samples(1, 24)
+    other = make(engine=replace(ENGINE, gradient_checkpointing=True))
+    assert take_step(other, [samples]) == take_step(backend, [samples])
+    assert_weights_equal(exported(other), exported(backend), "layers computed twice")
+
+
 @pytest.mark.parametrize("room", [1, 1000])
 def test_a_head_in_chunks_gives_the_same_numbers_as_a_whole_one(backend: TorchBackend, room: int) -> None:
     samples = draw_samples(2, 12)
@@ -118,7 +125,9 @@ def test_operations_of_a_pass_by_hand(backend: TorchBackend) -> None:
     samples = draw_samples(3, 16)
     report = backend.forward_backward(samples, sft_loss).result(WAIT_SECONDS)
     tokens = report["positions"] - report["padded_positions"]
-    assert report["flops"] == 6 * ((2 * layer + 32) * tokens + 23 * 32 * report["tokens"])
+    # Attention: two layers of four heads, eight wide, over pairs of positions.
+    attention = 6 * 2 * 4 * 8 * sum(sample.length**2 for sample in samples)
+    assert report["flops"] == 6 * ((2 * layer + 32) * tokens + 23 * 32 * report["tokens"]) + attention
     assert 0 < report["learn_seconds"] < WAIT_SECONDS
 
 

@@ -77,6 +77,8 @@ class EngineConfig:
     max_logits_bytes: int = 256 << 20
     """Room for float32 logits of one chunk: positions x vocabulary x 4 bytes. Above it the vocabulary head runs in
     chunks and is computed again in the backward pass. 256 MiB is 440 positions of a 152k vocabulary."""
+    gradient_checkpointing: bool = False
+    """Of a block's activations its input alone is kept; the rest is computed again in the backward pass."""
     wait_seconds: float = 1800.0
     """Deadline of the calls that wait for all queued work (export, save, load)."""
 

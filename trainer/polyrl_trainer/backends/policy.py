@@ -29,6 +29,7 @@ from polyrl_trainer.backend import TrainFuture
 from polyrl_trainer.backends.configs import Dtype, EngineConfig, Head, ModelConfig
 from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.attention import PACKED_ATTENTION, Documents
+from polyrl_trainer.backends.models.blocks import compute_blocks_twice
 from polyrl_trainer.backends.models.model_factory import attention_for, load_model
 from polyrl_trainer.backends.models.value_head import CPU, add_head, position_values, probe_value_model
 from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, pack_pass, plan_passes, unpack
@@ -251,6 +252,8 @@ def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
     if model.adapter is not None:
         lora.add_adapter(loaded, model.adapter, model.seed)
         lora.hold_frozen_in(loaded, model.dtype)
+    if engine.gradient_checkpointing:
+        compute_blocks_twice(loaded)
     loaded.set_attn_implementation(attention_for(device, model.dtype))
     loaded.to(device)  # type: ignore[arg-type]
     return Policy(

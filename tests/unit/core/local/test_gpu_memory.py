@@ -10,8 +10,9 @@ from polyrl.local.gpu_memory import estimate_line, fit, gpu_fault, gpu_notes
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.parts.critic import CriticSpec, CriticTrunk
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl.memory.known_models import known_config
-from polyrl.memory.learner import adapter_parameters, kept_bytes, learner_bytes, learner_memory
+from polyrl.memory.learner import activation_bytes, adapter_parameters, kept_bytes, learner_bytes, learner_memory
 from polyrl.memory.sizes import GIB, ModelSizes
 
 
@@ -198,3 +199,10 @@ def test_several_gpus_share_what_the_learner_holds() -> None:
     fault = gpu_fault(spec(), SEVEN.parameters, beside)
     assert fault is not None
     assert "the learner's 56.7 GiB and 14.2 GiB of the reserved engine's weights" in fault.sentence
+
+
+def test_layers_that_are_computed_twice_keep_their_inputs_and_one_layer_whole() -> None:
+    recipe = RecipeSpec.model_validate({"gradientCheckpointing": True, "model": {"dtype": "bfloat16"}})
+    one_layer = kept_bytes(HALF, "bfloat16") // HALF.layers
+    assert activation_bytes(HALF, recipe) == HALF.layers * 4 * HALF.hidden + one_layer
+    assert activation_bytes(HALF, recipe) < kept_bytes(HALF, "bfloat16") / 4

@@ -22,6 +22,7 @@ from polyrl.errors import InvalidData
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig
 from polyrl_trainer.backends.fsdp.ranks import Ranks
 from polyrl_trainer.backends.fsdp.shard_files import read_shards, tensor_files
+from polyrl_trainer.backends.models.blocks import compute_blocks_twice, decoder_blocks
 from polyrl_trainer.backends.models.model_factory import attention_for, load_model, load_without_values
 from polyrl_trainer.backends.models.value_head import HEAD, HEAD_WEIGHT, add_head, probe_value_model
 from polyrl_trainer.backends.policy import RELATIVE_TOLERANCE, Policy, packing_for, probe_model
@@ -58,6 +59,8 @@ def sharded_policy(config: ModelConfig, engine: EngineConfig, ranks: Ranks) -> P
     InvalidData on every rank for a source that cannot be trained."""
     model, absent = ranks.together(lambda: _made(config))
     model.set_attn_implementation(attention_for(ranks.device, config.dtype))
+    if engine.gradient_checkpointing:
+        compute_blocks_twice(model)
     half = ranks.device.type == "cuda" and config.dtype == "bfloat16"
     root = shard(model, ranks.mesh, half=half)
     if isinstance(config.source, Path):
@@ -90,7 +93,7 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh, *, half: bool) -> WholeModel
     root = WholeModel(model)
     whole = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else whole
-    for block in _blocks(model):
+    for block in decoder_blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=precision)
     if half and (head := getattr(model, HEAD, None)) is not None:
         # A score in bfloat16 has three digits.
@@ -102,12 +105,6 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh, *, half: bool) -> WholeModel
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
     return root
-
-
-def _blocks(model: PreTrainedModel) -> list[nn.Module]:
-    """Its decoder layers, by the names that transformers keeps of what must stay together."""
-    names = set(model._no_split_modules or ())
-    return [module for module in model.base_model.modules() if type(module).__name__ in names]
 
 
 def _made(config: ModelConfig) -> tuple[PreTrainedModel, frozenset[str]]:
