@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import resource
@@ -283,38 +282,90 @@ async def test_frames_changed_on_the_way_are_asked_for_again(
     assert torch.equal(load_file(pulled.staged.folder / "model.safetensors")["embed"], weights(5)["embed"])
 
 
-@asynccontextmanager
-async def between(endpoint: str, faults: int) -> AsyncIterator[tuple[str, list[int]]]:
-    """A relay that flips a bit of the 100,000th byte of each of the first connections; which ones."""
-    broken: list[int] = []
-    port, connections = int(endpoint.rpartition(":")[2]), iter(range(1 << 30))
+def flip_a_bit(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
-    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, flip: int | None) -> None:
-        left = 100_000
-        while data := await source.read(1 << 16):
-            if flip is not None and 0 <= left < len(data):
-                data = data[:left] + bytes([data[left] ^ 1]) + data[left + 1 :]
-                broken.append(flip)
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls a connection behind its FAULT_AT-th byte."""
+
+    change: Callable[[bytes, int], bytes] = lambda data, at: data
+    pause_s: float = 0.0
+    """Before each kilobyte from there on; for ever is longer than a test."""
+    hangs_up: bool = False
+
+
+FAULT_AT = 100_000
+SLOW, FROZEN = Fault(pause_s=1.0), Fault(pause_s=1e6)
+CHANGED, BROKEN = Fault(change=flip_a_bit), Fault(hangs_up=True)
+
+
+@asynccontextmanager
+async def between(endpoint: str, faults: int, fault: Fault = CHANGED) -> AsyncIterator[tuple[str, list[int]]]:
+    """A relay in which the first `faults` connections have their fault; which ones had it."""
+    hit: list[int] = []
+    port, connections, relays = int(endpoint.rpartition(":")[2]), iter(range(1 << 30)), set[asyncio.Task[Any]]()
+
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, number: int) -> None:
+        left, size = FAULT_AT, 1 << 16
+        while data := await source.read(size):
+            if number < faults and left < len(data):
+                if left >= 0:
+                    hit.append(number)
+                    data = fault.change(data, left)
+                if fault.hangs_up:
+                    return
+                size = 1000 if fault.pause_s else size
+                await asyncio.sleep(fault.pause_s)
             left -= len(data)
             sink.write(data)
             await sink.drain()
-        sink.close()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(connections)
         there, back = await asyncio.open_connection("127.0.0.1", port)
-        flip = number if number < faults else None
-        await asyncio.gather(copy(reader, back, None), copy(there, writer, flip), return_exceptions=True)
-        for end in (writer, back):
-            end.close()
-            with contextlib.suppress(ConnectionError):
-                await end.wait_closed()
-        ended.add(number)
+        ways = {asyncio.create_task(copy(reader, back, faults)), asyncio.create_task(copy(there, writer, number))}
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for end in (writer, back):
+                end.transport.abort()
 
-    ended = set[int]()
-    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
-        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", broken
-        await until(lambda: len(ended) == next(connections))
+    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relays.add(asyncio.create_task(relay(reader, writer)))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", hit
+        for each in relays:
+            each.cancel()
+        await asyncio.gather(*relays, return_exceptions=True)
+
+
+@pytest.mark.parametrize("fault", [SLOW, FROZEN, BROKEN], ids=["1 kB a second", "frozen", "hangs up"])
+async def test_whatever_befalls_all_connections_the_next_pull_asks_only_for_the_rest(
+    keys: Keys, staging: Staging, publishers: Callable[..., WeightPublisher], fault: Fault
+) -> None:
+    """Each connection brings a chunk of 64 KiB, and of the next one a part."""
+    tensors = weights(6)
+    published = publishers().publish(0, tensors.items(), FILES)
+    async with between(published.endpoint, faults=4, fault=fault) as (endpoint, hit):
+        ref = msgspec.structs.replace(published, endpoint=endpoint)
+        puller = Puller(keys.agent, staging, silence_s=2.5 if fault is SLOW else 0.5, progress_s=2.0)
+        begun = time.monotonic()
+        try:
+            pulled = await puller.pull(ref, None)
+        except PullFailed as error:
+            assert "gave nothing" in str(error)  # noqa: PT017
+            assert not list(staging.root.glob("v*[0-9]")), "half a version is none"
+            pulled = await Puller(keys.agent, staging).pull(published, None)
+            assert pulled.bytes_pulled < sum(tensor.nbytes for tensor in tensors.values()), "what had come was kept"
+        assert time.monotonic() - begun < PULLED_S
+    assert hit
+    assert torch.equal(load_file(pulled.staged.folder / "model.safetensors")["embed"], tensors["embed"])
 
 
 async def test_a_false_tensor_checksum_and_a_false_manifest_are_never_served(keys: Keys, staging: Staging) -> None:
