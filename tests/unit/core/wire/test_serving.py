@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import nullcontext
-from itertools import pairwise
+from itertools import chain, pairwise, permutations
 
 import pytest
 import zmq
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given, strategies as st
 from zmq.utils import z85
 
 from polyrl.errors import InvalidData, ProtocolError
 from polyrl.keys import key_bytes
 from polyrl.wire import FromPuller, GetChunk, GetManifest, encode
-from polyrl.wire.sealing import FRAME_BYTES, GREETING, TAG_BYTES, Handshake, LastingKeys, Opener, Sealer, sealed_frames
+from polyrl.wire.sealing import (
+    FRAME_BYTES,
+    GREETING,
+    KEY_BYTES,
+    TAG_BYTES,
+    Handshake,
+    LastingKeys,
+    Opener,
+    Sealer,
+    sealed_frames,
+)
 from polyrl.wire.serving import ABOUT_REQUESTS, MAX_ASKED, ROOM_BYTES, SIZE_BYTES, Content, ServedConnection
 
 PAIRS = {role: tuple(part.decode() for part in zmq.curve_keypair()) for role in ("trainer", "agent", "stranger")}
@@ -76,6 +90,23 @@ def test_who_has_another_key_is_not_answered() -> None:
     with pytest.raises(ProtocolError, match="not sealed by who"):
         receiver.server.receive(receiver.frames(GetManifest(0)))
     assert not receiver.server.is_authentic
+
+
+def test_who_has_an_agents_key_cannot_pass_for_the_trainer() -> None:
+    """What he can compute of the secrets leaves out the trainer's lasting key with the one that the receiver made."""
+    agent, receiver = lasting("agent", "trainer"), Handshake(lasting("agent", "trainer"))
+    made = X25519PrivateKey.generate()
+    public = made.public_key().public_bytes_raw()
+    _, opener = receiver.finish(public, dialled=True)
+    theirs, lasts, trainers = map(X25519PublicKey.from_public_bytes, (receiver.public, agent.public, agent.peer))
+    known = made.exchange(theirs), made.exchange(lasts), agent.secret.exchange(trainers)
+    salt = hashlib.sha256(GREETING + agent.public + receiver.public + agent.peer + public).digest()
+    for parts in chain.from_iterable(permutations(known, number) for number in (1, 2, 3)):
+        keys = HKDF(SHA256(), 2 * KEY_BYTES, salt, GREETING).derive(b"".join(parts))
+        for key in (keys[:KEY_BYTES], keys[KEY_BYTES:]):
+            frame = bytes(Sealer(key).seal(b"false", b"", memoryview(bytearray(ROOM_BYTES))))
+            with pytest.raises(ProtocolError, match="not sealed by who"):
+                opener.open(frame, b"", memoryview(bytearray(5)))
 
 
 def test_what_one_connection_said_is_worth_nothing_to_another_or_a_second_time() -> None:
