@@ -10,7 +10,17 @@ import pytest
 from polyrl.ledger import Effects, LedgerConfig, events
 from polyrl.sample import Pool
 from polyrl.weights import WeightsRef
-from polyrl.wire import Announce, Assign, HandBack, HandBackReason, Hello, PublishVersion, WeightsFailed, WeightsLoaded
+from polyrl.wire import (
+    Announce,
+    Assign,
+    GroupDropped,
+    HandBack,
+    HandBackReason,
+    Hello,
+    PublishVersion,
+    WeightsFailed,
+    WeightsLoaded,
+)
 from polyrl_rollout.testing.stage import Stage, sent
 
 HELLO = Hello(1, "a", pool=Pool.SPOT, max_running=8, kv_tokens=100_000, max_context=4096, weight_version=-1)
@@ -169,3 +179,14 @@ def test_no_context_counts_for_more_than_the_manifest_allows() -> None:
     assert stage.ledger.state.engines["a"].capacity.max_context == 64
     stage.engine("b", max_context=32)
     assert stage.ledger.state.engines["b"].capacity.max_context == 32
+
+
+def test_who_claims_a_short_context_ends_no_prompt_that_fits_another_one_that_is_still_loading() -> None:
+    stage = published(0)
+    stage.agent("honest", msgspec.structs.replace(HELLO, engine="honest"))
+    stage.agent("liar", msgspec.structs.replace(HELLO, engine="liar", max_context=2))
+    stage.agent("liar", loaded(0, b"r0"))
+    assert stage.ledger.state.engines["liar"].version == 0
+    assert not sent(stage.submit(), GroupDropped)
+    stage.agent("honest", loaded(0, b"r0"))
+    assert stage.placed() == {"honest": ["0.0"], "liar": []}
