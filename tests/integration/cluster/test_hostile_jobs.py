@@ -15,12 +15,16 @@ from polyrl_operator.api.connect import stream_session
 from polyrl_operator.api.kinds import JOB
 from tests.security.hostile_jobs import NESTED, hostile_job
 
-DRAWN = 12 * int(os.environ.get("POLYRL_FUZZ", "1"))
+TIMES = int(os.environ.get("POLYRL_FUZZ", "1"))
+DRAWN = 12 * TIMES
+LIMIT_S = 300 + 15 * TIMES
+"""Of the test: a job of those that are taken has some twenty objects, which the API server makes and deletes."""
 LARGE = 8
 MOST_MEMORY = 320 << 20
 """Resident, of the chart's 512 MiB: an idle operator holds 110."""
 
 
+@pytest.mark.timeout(LIMIT_S)
 async def test_hostile_jobs_hurt_nobody_else(place: Any, nodes: Any, start_operator: Any) -> None:
     good = await place.submit()
     await submit_texts(place, hostile(good, "listed"))
