@@ -91,14 +91,16 @@ def _changes(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, one: GpuPlan) ->
 
 
 def _learner_edits(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> Iterator[Edits]:
-    """From no change on; more processes, which learn the same, before adapters, which one process alone learns."""
+    """From no change on, each also with layers computed twice; more processes, which learn the same, before adapters,
+    which one process alone learns."""
     processes = spec.trainer.processes_per_pod
     kinds: list[Edits] = [{}]
     if spec.recipe.model.lora is None:
         kinds += [{"trainer.processesPerPod": number} for number in GPUS_TOGETHER if number > processes]
         kinds += [{"recipe.model.lora": {}}] if processes == 1 else []
     apart: Edits = {"trainer.reservedEngine": False}
-    for beside in kinds:
+    twice: Edits = {} if spec.recipe.gradient_checkpointing else {"recipe.gradientCheckpointing": True}
+    for beside in [edits for kind in kinds for edits in ([kind, {**kind, **twice}] if twice else [kind])]:
         yield beside
         if wanted_gpus(spec).reserves and samples_to_train(spec):
             changed = edited(spec, beside)

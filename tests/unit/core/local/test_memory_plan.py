@@ -84,6 +84,7 @@ CHANGES = [
         [
             "rollout.engine.memFraction to 0.05",
             "trainer.reservedEngine to false",
+            "set recipe.gradientCheckpointing to true",
             "processesPerPod to 2",
             "lora",
             "H200",
@@ -93,21 +94,41 @@ CHANGES = [
         job(16384),
         "1.5B",
         on("H100"),
-        ["memFraction to 0.1, and recipe.maxTokensPerMicroBatch to 13312", "trainer.reservedEngine to false"],
+        [
+            "memFraction to 0.1, and recipe.maxTokensPerMicroBatch to 13312",
+            "trainer.reservedEngine to false",
+            "processesPerPod to 4, and recipe.gradientCheckpointing to true",
+            "set recipe.model.lora to {}, and recipe.gradientCheckpointing to true",
+        ],
     ),
     (
         job(16384, reserved=False),
         "1.5B",
         on("A100-40GB"),
-        ["processesPerPod to 2, and recipe.maxTokens", "set recipe.model.lora", "at least H100-80GB"],
+        [
+            "set recipe.gradientCheckpointing",
+            "processesPerPod to 2, and recipe.maxTokens",
+            "set recipe.model.lora",
+            "at least H100-80GB",
+        ],
     ),
     (
         job(reserved=False),
         "7B",
         on("H100"),
-        ["processesPerPod to 4", "set recipe.model.lora to {}", "GPUs of at least B200-180GB"],
+        [
+            "processesPerPod to 2, and recipe.gradient",
+            "processesPerPod to 4",
+            "set recipe.model.lora to {}",
+            "GPUs of at least B200-180GB",
+        ],
     ),
-    (job(reserved=False), "32B", on("B200"), ["processesPerPod to 8", "set recipe.model.lora to {}"]),
+    (
+        job(reserved=False),
+        "32B",
+        on("B200"),
+        ["processesPerPod to 4, and recipe.gradient", "processesPerPod to 8", "set recipe.model.lora to {}"],
+    ),
     (
         job(reserved=False),
         "72B",
@@ -119,7 +140,12 @@ CHANGES = [
         job(reserved=False, engine={"maxContext": 200_000}),
         "7B",
         on("B200", "L4"),
-        ["no change", "rollout: set rollout.engine.tensorParallel to 2", "at least A100-40GB"],
+        [
+            "processesPerPod to 2, and",
+            "lora to {}, and",
+            "rollout: set rollout.engine.tensorParallel to 2",
+            "at least A100-40GB",
+        ],
     ),
 ]
 
