@@ -22,7 +22,7 @@ TENSORS: Final = 16
 
 def main(keys: Path, gigabytes: float, *, plain: bool) -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    publisher = WeightPublisher(keys)
+    publisher = WeightPublisher(keys, keep=1)
     if plain:
         own = read_keys(TrainerKeys, keys)
         lasting = LastingKeys.of(own.secret_key, own.public_key, own.agent_public_key)

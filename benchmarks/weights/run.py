@@ -130,25 +130,24 @@ def iperf3(streams: int) -> float:
 
 
 async def measure(gigabytes: float, rounds: int, folder: Path) -> dict[str, Any]:
-    size = int(gigabytes * 1e9)
-    sealed, plain = (Pulls(folder, gigabytes, encrypted=encrypted) for encrypted in (True, False))
     rows: dict[str, list[Any]] = {name: [] for name in ("sealed", "plain", "sealedFlow", "plainFlow", "iperf3")}
-    try:
-        first, _ = await sealed.turn(), await plain.turn()
-        for _ in range(2):  # both files of each puller have been touched then
-            await sealed.turn()
-            await plain.turn()
-        frames = max(FRAMES, key=lambda frame: flow(size // 4, frame).speed)
-        for _ in range(rounds):
-            rows["sealed"].append(await sealed.turn())
-            rows["sealedFlow"].append(await asyncio.to_thread(flow, size, frames))
-            rows["plain"].append(await plain.turn())
-            rows["plainFlow"].append(await asyncio.to_thread(flow, size, None))
-            rows["iperf3"].append(await asyncio.to_thread(iperf3, STREAMS))
-    finally:
-        sealed.close()
-        plain.close()
-    return summary(first, rows, frames)
+    size = int(gigabytes * 1e9)
+    first, frame = {}, max(FRAMES, key=lambda frame: flow(size // 4, frame).speed)
+    # One after the other: each holds five times a version in memory.
+    for name in ("sealed", "plain"):
+        pulls = Pulls(folder, gigabytes, encrypted=name == "sealed")
+        try:
+            first[name] = await pulls.turn()
+            await pulls.turn()  # both files of the puller have been touched then
+            for _ in range(rounds):
+                rows[name].append(await pulls.turn())
+                is_sealed = name == "sealed"
+                rows[f"{name}Flow"].append(await asyncio.to_thread(flow, size, frame if is_sealed else None))
+                if not is_sealed:
+                    rows["iperf3"].append(await asyncio.to_thread(iperf3, STREAMS))
+        finally:
+            pulls.close()
+    return summary(first["sealed"], rows, frame)
 
 
 def flow(size: int, frame: int | None) -> Flow:
