@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +30,10 @@ TINY_MODEL = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 GOOD = {"question": "How many are 6 times 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"}
 
 
@@ -176,18 +181,25 @@ def test_the_model_has_room_for_the_tokenizer_and_the_longest_row(example: Path,
     assert spec.recipe.model.config["max_position_embeddings"] >= spec.rollout.engine.max_context
 
 
-def test_the_cluster_manifest_takes_a_hugging_face_folder_and_the_same_rows(example: Path, tmp_path: Path) -> None:
+def test_the_cluster_manifest_takes_a_hugging_face_folder_and_the_data_sets_own_rows(
+    example: Path, tmp_path: Path
+) -> None:
     """The volume's content, laid out elsewhere: all that job.yaml reads before a pod could start."""
-    volume = tmp_path / "volume"
-    shutil.copytree(example / "prepared" / "data", volume / "data")
-    shutil.copytree(example / "prepared" / "tokenizer", volume / "model")
-    load_model(TINY_MODEL, 0, "float32").save_pretrained(volume / "model")
-    sets = [f"spec.recipe.data.{name}[0].path={volume}/data/{name}.jsonl" for name in ("sft", "rl", "eval")]
-    spec = load_manifest(EXAMPLE / "job.yaml", [*sets, f"spec.recipe.model.path={volume}/model"]).spec
+    model, made = tmp_path / "model", example / "made"
+    shutil.copytree(example / "prepared" / "tokenizer", model)
+    (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    load_model(TINY_MODEL, 0, "float32").save_pretrained(model)
+    places = {"data.rl[0]": "train", "data.eval[0]": "test", "evaluation.sets[0].data[0]": "test"}
+    sets = [f"spec.recipe.{place}.path={made}/{name}.jsonl" for place, name in places.items()]
+    spec = load_manifest(EXAMPLE / "job.yaml", [*sets, f"spec.recipe.model.path={model}"]).spec
     ready = prepare(spec, EXAMPLE)
-    assert ready.conversations is not None
-    assert ready.conversations.get(1)[0].item.tokens[-1] == ready.tokenizer.eos_id
-    assert [len(one.prompts) for one in ready.evaluation] == [16]
+    assert ready.prompts is not None
+    prompt, score = ready.prompts.get(1)[0].item, load_function("reward:score", EXAMPLE)
+    asked = ready.tokenizer.decode(list(prompt.ids))
+    assert asked == f"<system>Think step by step. End with one line: #### NUMBER\n<user>{prompt.text}\n<assistant>"
+    worked = SimpleNamespace(response=prompt.metadata["answer"], metadata=prompt.metadata)
+    assert score(worked)["exact_match"] == 1.0
+    assert [len(one.prompts) for one in ready.evaluation] == [16, 16]
     folder = model_source(spec.recipe, EXAMPLE)
     assert isinstance(folder, Path)
     check_vocabulary(ready.tokenizer, load_model(folder, 0, "float32").config.vocab_size)
@@ -198,8 +210,8 @@ def test_both_manifests_validate(example: Path) -> None:
     assert laptop.returncode == 0, laptop.stderr
     assert "laptop.yaml is valid: gsm8k-laptop, mode sft+rl" in laptop.stdout
     assert cluster.returncode == 0, cluster.stderr
-    assert "job.yaml is valid: gsm8k, mode sft+rl" in cluster.stdout
-    assert "not on this machine, so not checked: /volume/data/eval.jsonl" in cluster.stdout
+    assert "job.yaml is valid: gsm8k, mode rl" in cluster.stdout
+    assert "not on this machine, so not checked: /volume/data/test.parquet" in cluster.stdout
 
 
 def test_before_prepare_the_laptop_manifest_names_what_is_missing(tmp_path: Path) -> None:

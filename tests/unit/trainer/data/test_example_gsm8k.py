@@ -61,6 +61,12 @@ def test_the_last_number_is_the_answer(response: str, final: object) -> None:
     assert (read.value, read.metrics["exact_match"]) == (1.0, 1.0)
 
 
+def test_the_data_sets_own_column_names_the_answer() -> None:
+    for answer, wanted in (("6 * 7 = <<6*7=42>>42\n#### 42", 1.0), ("so\n#### 1,042", 0.0)):
+        row = SimpleNamespace(response="It is 42.", metadata={"answer": answer})
+        assert reward.score(row)["exact_match"] == wanted
+
+
 WRONG = ["42 is not 41", "x #### 3", "####3", "#### 3 or so", "#### 3, 4", "9" * 5000, "", "#### ", "-", ",", "..."]
 
 
@@ -101,7 +107,7 @@ def test_a_user_could_read_it_at_a_glance() -> None:
     assert len(inspect.getsource(reward.score).splitlines()) < 20
 
 
-@pytest.mark.parametrize("metadata", [{}, {"final": "many"}, {"final": None}])
+@pytest.mark.parametrize("metadata", [{}, {"final": "many"}, {"final": None}, {"answer": "42 or so"}])
 @pytest.mark.parametrize("response", ["42", ""])
 def test_a_row_without_its_answer_raises_rather_than_scoring_zero(response: str, metadata: dict[str, object]) -> None:
     with pytest.raises((KeyError, ValueError)):
