@@ -20,6 +20,17 @@ class EngineType(StrEnum):
     """Stock SGLang over HTTP."""
 
 
+class WeightSwitch(StrEnum):
+    """What becomes of the keys and values of sequences that run while an engine takes new weights."""
+
+    RECOMPUTE = "recompute"
+    """They are dropped, and computed anew by the new weights (SGLang's pause mode retract does the same): the rest of a
+    sequence is drawn as a fresh engine would draw it, and everything that runs is read once more."""
+    KEEP = "keep"
+    """They stay (in_place): nothing is read again, and the new weights go on from what the old ones had read, which the
+    learner cannot repeat; `rollout_corr/kl` shows how far its logprobs are then from the engine's."""
+
+
 class EngineSpec(ManifestModel):
     """The engine beside each agent."""
 
@@ -41,6 +52,10 @@ class EngineSpec(ManifestModel):
     mem_fraction: Annotated[float, Field(ge=0.01, le=0.98)] | None = None
     """Share that SGLang takes, for weights, keys and values, of what is free on a GPU when it starts; default: its own
     choice, most of it. On a GPU that the reserved engine shares with the learner it must leave room for that."""
+    weight_switch: Annotated[WeightSwitch, BY_VALUE] = WeightSwitch.RECOMPUTE
+    """What becomes of keys and values of sequences that run while new weights are loaded, with `algorithm.maxStaleness`
+    above 0: `recompute` drops them and reads the sequences again, `keep` goes on from them. New prompts never reuse
+    what older weights computed."""
     args: list[Annotated[str, Field(max_length=1024)]] = Field(default=[], max_length=128)
     """Further arguments of `sglang.launch_server`, as written on its command line. Quantised weights and engines over
     several machines are refused."""

@@ -1,6 +1,7 @@
 """The agent: one engine, one link to the manager, and what is between them.
 
-weights     pulled while serving; at the switch running sequences stop, those that may use the new version go on
+weights     pulled while serving; at the switch running sequences stop, unless the engine keeps them, and those that may
+            use the new version go on
 drain       generate on while there is time, hand back the rest, wait until the manager has everything, Deregister,
             exit 0
 notice      SIGTERM, or the cloud's metadata: Leaving; the manager's StartDrain follows, or the agent drains itself
@@ -206,10 +207,11 @@ class Agent:
     # --- weights ------------------------------------------------------------------------------------------------------
 
     async def _switch(self, pulled: Pulled) -> str:
-        """Stops what runs, loads, and lets those go on that may. Returns why the old version serves on, if it does."""
+        """Stops what may not run on, loads, and lets those go on that may. Returns why the old version serves on, if it
+        does."""
         begun, version = self._loop.time(), pulled.staged.version
         self._switching = True
-        await self._generation.stop_all()
+        await self._stop_before(version)
         self._flush(everything=True)
         try:
             changed = await self._load(pulled)
@@ -240,6 +242,17 @@ class Agent:
             self._switching = False
             self._continue()
 
+    async def _stop_before(self, version: int) -> None:
+        """Stops what does not run on through a switch to `version`: all, unless the engine keeps requests; then what
+        may not use it, and what has not begun and is to read its prompt with the new weights."""
+        # While there is no room streams are not read, and an engine may merge tokens of two versions.
+        if not self._engine.keeps or not self.book.has_room():
+            await self._generation.stop_all()
+            return
+        for_good = (stream for stream in self.book.unfinished() if stream.assign.max_version < version)
+        afresh = (stream for stream in self.book.unfinished() if not self._generation.has_begun(stream))
+        await self._generation.stop({stream.assign.assignment for stream in (*for_good, *afresh)})
+
     async def _load(self, pulled: Pulled) -> bool:
         """True when the engine's capacity turned out to be another than was announced so far. Raises EngineFailed."""
         announced = self._capacity
@@ -255,7 +268,7 @@ class Agent:
                 continue  # a Recall that came during the switch: it is being handed back
             if stream.assign.max_version < self._engine.version:
                 self.hand_back(stream.assign.assignment, HandBackReason.VERSION_CHANGED)
-            else:
+            elif not self._generation.is_running(stream):
                 self._generation.start(stream)
 
     # --- the end ------------------------------------------------------------------------------------------------------

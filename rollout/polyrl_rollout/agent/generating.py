@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
@@ -39,12 +40,22 @@ class GenerationHandler(Protocol):
         """The engine is broken; nothing more will come of it."""
 
 
+@dataclass(frozen=True)
+class _Run:
+    """One request for the rest of a sequence."""
+
+    rid: str
+    begins: int
+    """Position of the first token that it will give."""
+    task: asyncio.Task[None]
+
+
 class Generation:
     """All sequences that run on one engine."""
 
     def __init__(self, engine: InferenceEngine, book: TokenBook, handler: GenerationHandler, *, seed: int) -> None:
         self._engine, self._book, self._handler, self._seed = engine, book, handler, seed
-        self._running: dict[int, tuple[str, asyncio.Task[None]]] = {}
+        self._running: dict[int, _Run] = {}
         self._requests = itertools.count()
         self._failures = 0
         self._room = asyncio.Event()
@@ -59,7 +70,16 @@ class Generation:
         """Generates on where `stream` ends."""
         number, rid = stream.assign.assignment, f"{next(self._requests):016x}"
         task = asyncio.create_task(self._run(stream, rid), name=f"generate {number}")
-        self._running[number] = (rid, task)
+        self._running[number] = _Run(rid, stream.length, task)
+
+    def is_running(self, stream: Stream) -> bool:
+        """Whether a request of this sequence is at the engine."""
+        return stream.assign.assignment in self._running
+
+    def has_begun(self, stream: Stream) -> bool:
+        """Whether that request has given a token."""
+        run = self._running.get(stream.assign.assignment)
+        return run is not None and stream.length > run.begins
 
     def update_room(self) -> None:
         """Streams are read only while the book has room: after its tokens were kept or forgotten, they go on."""
@@ -71,8 +91,8 @@ class Generation:
     async def stop(self, assignments: Iterable[int]) -> None:
         """Aborts these; when it returns nothing more of them is added to the book."""
         stopped = [self._running.pop(number) for number in assignments if number in self._running]
-        await asyncio.gather(*(self._abort(rid) for rid, _ in stopped))
-        tasks = [task for _, task in stopped]
+        await asyncio.gather(*(self._abort(run.rid) for run in stopped))
+        tasks = [run.task for run in stopped]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=ABORT_S)
             for task in late:
@@ -146,7 +166,7 @@ class Generation:
 
     def _leave(self, number: int, rid: str) -> bool:
         """True when this run was still wanted."""
-        if self._running.get(number, ("", None))[0] != rid:
+        if number not in self._running or self._running[number].rid != rid:
             return False
         del self._running[number]
         return True

@@ -89,6 +89,8 @@ class InferenceEngine(Protocol):
 
     version: int
     """Weight version that generates now; NO_VERSION before the first `load_weights`."""
+    keeps: bool
+    """Whether requests that run at a load go on with the new weights, from the keys and values that they have."""
 
     async def start(self, model_folder: Path) -> EngineCapacity:
         """Starts with the architecture and tokenizer of a Hugging Face folder. Raises EngineFailed."""
@@ -105,7 +107,9 @@ class InferenceEngine(Protocol):
     async def load_weights(self, version: int, folder: Path) -> None:
         """Serves the weights of a Hugging Face folder from now on as `version`.
 
-        The caller has aborted all running requests. Raises EngineFailed; then the old weights and `version` stay.
+        Requests that run are ended, or go on where the engine `keeps` them; of those each chunk still has the version
+        that made its tokens. A prompt that comes later reuses nothing that other weights computed. Raises EngineFailed;
+        then the old weights and `version` stay.
         """
 
     async def health(self) -> None:

@@ -7,7 +7,8 @@ long as the engine sends something to anyone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from polyrl_rollout.engines.port import EngineFailed, TokenChunk
@@ -24,6 +25,17 @@ class SilenceDeadline:
         self._now = now
         self._deadline_s = deadline_s
         self._last_output_at = now()
+        self._suspended = False
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Requests rest over a load of weights, which has a deadline of its own; silence does not count."""
+        self._suspended = True
+        try:
+            yield
+        finally:
+            self._suspended = False
+            self.reset()
 
     def reset(self) -> None:
         """The engine produced something, or gets its first request after it had nothing to do."""
@@ -32,12 +44,12 @@ class SilenceDeadline:
     async def wait(self, receive: Callable[[], Awaitable[T]], awaited: str) -> T:
         """What `receive` gives; called again while others are served. Raises EngineFailed when the engine is silent."""
         while True:
-            left = self._last_output_at + self._deadline_s - self._now()
+            left = self._deadline_s if self._suspended else self._last_output_at + self._deadline_s - self._now()
             try:
                 async with asyncio.timeout(max(0.0, left)):
                     return await receive()
             except TimeoutError:
-                if self._now() - self._last_output_at < self._deadline_s:
+                if self._suspended or self._now() - self._last_output_at < self._deadline_s:
                     continue
                 raise EngineFailed(f"no {awaited}, nor anything else, for {self._deadline_s:g} s") from None
 

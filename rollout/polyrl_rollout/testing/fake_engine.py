@@ -39,6 +39,7 @@ class FakeEngine:
         """Of each sequence."""
         self.chunk_tokens = chunk_tokens
         self.version = NO_VERSION
+        self.keeps = False
         self.folder: Path | None = None
         """What is loaded."""
         self.broken = False
@@ -94,7 +95,7 @@ class FakeEngine:
         self._fail_if_broken()
         if self.refuse_weights:
             raise EngineFailed(f"version {version} does not fit the model")
-        if self._running:
+        if self._running and not self.keeps:
             raise EngineFailed("weights cannot be loaded while requests run")
         self.version, self.folder = version, folder
 

@@ -393,6 +393,34 @@ async def test_at_a_switch_fitting_sequences_go_on_and_others_are_returned_with_
     assert rig.manager.versions[1] == sorted(rig.manager.versions[1])
 
 
+async def test_what_an_engine_keeps_runs_on_through_a_switch(rig: Rig) -> None:
+    rig.engine.keeps, rig.engine.tokens_per_second = True, 10
+    await rig.serve(0)
+    await rig.assign(1, budget=100, newest=1)
+    await rig.assign(2, budget=100, newest=0)
+    await rig.manager.until(lambda: set(rig.manager.tokens) == {1, 2}, "tokens of both")
+    await rig.serve(1)
+    rig.engine.tokens_per_second = 200
+    returned = await rig.manager.receive(HandBack)
+    assert (returned.assignment, returned.reason) == (2, "versionChanged")
+    await rig.finished(range(1, 2))
+    assert (rig.engine.begun, len(rig.engine.aborted)) == (2, 1), "nothing is read again"
+    assert rig.manager.tokens[1] == undisturbed(1, 100)
+    assert (rig.manager.versions[1], set(rig.manager.versions[1])) == (sorted(rig.manager.versions[1]), {0, 1})
+
+
+async def test_what_has_not_begun_begins_with_the_new_weights_also_where_requests_are_kept(rig: Rig) -> None:
+    rig.engine.keeps = True
+    await rig.serve(0)
+    rig.engine.hang.set()
+    await rig.assign(1, newest=1)
+    await rig.manager.until(lambda: rig.engine.begun == 1, "a request")
+    await rig.serve(1)
+    rig.engine.hang.clear()
+    await rig.finished(range(1, 2))
+    assert (rig.engine.begun, set(rig.manager.versions[1])) == (2, {1})
+
+
 async def test_weights_that_do_not_load_leave_the_old_version_serving(rig: Rig) -> None:
     await rig.serve(0)
     rig.engine.refuse_weights = True

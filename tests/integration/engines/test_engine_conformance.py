@@ -21,9 +21,9 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import DynamicCache, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from polyrl.manifest.rollout import EngineSpec, EngineType
+from polyrl.manifest.rollout import EngineSpec, EngineType, WeightSwitch
 from polyrl.sample import Finish, SamplingParams
 from polyrl_rollout.agent.__main__ import choose_engine
 from polyrl_rollout.engines.port import (
@@ -52,9 +52,16 @@ CPU_ARGS = [
 ENGINES = [pytest.param("embedded", id="embedded"), pytest.param("sglang", id="sglang", marks=pytest.mark.sglang)]
 
 
-def spec_of(kind: str) -> EngineSpec:
+def spec_of(kind: str, switch: WeightSwitch = WeightSwitch.RECOMPUTE) -> EngineSpec:
     args = CPU_ARGS if kind == "sglang" else []
-    return EngineSpec(type=EngineType(kind), max_running=64, kv_tokens=32768, max_context=MAX_CONTEXT, args=args)
+    return EngineSpec(
+        type=EngineType(kind),
+        max_running=64,
+        kv_tokens=32768,
+        max_context=MAX_CONTEXT,
+        args=args,
+        weight_switch=switch,
+    )
 
 
 @dataclass
@@ -81,6 +88,16 @@ class Models:
     def logprobs(self, weights: int, prompt: list[int], output: list[int], temperature: float) -> list[float]:
         scores = self.logits(weights, prompt + output)[len(prompt) - 1 : -1] / (temperature or 1.0)
         return torch.log_softmax(scores, -1).gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
+
+    @torch.no_grad()
+    def switched_logprobs(self, prompt: list[int], output: list[int], cut: int) -> list[float]:
+        """Of what is drawn after `cut` tokens by the second weights from the first ones' keys and values, which the
+        last of those tokens is not yet among."""
+        read, rest = prompt + output[: cut - 1], output[cut - 1 : -1]
+        cache = DynamicCache(config=self.plain[0].config)
+        self.plain[0](torch.tensor([read]), past_key_values=cache)
+        scores = self.plain[1](torch.tensor([rest]), past_key_values=cache).logits[0].float()
+        return torch.log_softmax(scores, -1).gather(1, torch.tensor(output[cut:])[:, None])[:, 0].tolist()
 
     def lasting(self, count: int, budget: int) -> list[list[int]]:
         """Prompts whose greedy output under the first weights does not end before `budget`."""
@@ -127,8 +144,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models([root / "weights-0", root / "weights-1"], plain, misfit=root / "misfit")
 
 
-async def started(kind: str, models: Models, version: int) -> InferenceEngine:
-    engine = choose_engine(spec_of(kind))
+async def started(
+    kind: str, models: Models, version: int, switch: WeightSwitch = WeightSwitch.RECOMPUTE
+) -> InferenceEngine:
+    engine = choose_engine(spec_of(kind, switch))
     try:
         assert engine.version == NO_VERSION
         info = await engine.start(models.folders[0])
@@ -157,8 +176,8 @@ async def engine(kind: str, models: Models) -> AsyncIterator[InferenceEngine]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def spare(kind: str, models: Models) -> AsyncIterator[InferenceEngine]:
-    """A second engine of the same kind; dies in the last test."""
-    one = await started(kind, models, version=1)
+    """A second engine of the same kind, which keeps what runs at a load; dies in the last test."""
+    one = await started(kind, models, version=1, switch=WeightSwitch.KEEP)
     yield one
     await one.close()
 
@@ -377,16 +396,65 @@ async def test_new_weights_change_the_output_and_its_version(engine: InferenceEn
     assert models.greedy(0, prompts[0], 12) != models.greedy(1, prompts[0], 12)
 
 
-async def test_loading_ends_what_still_runs(engine: InferenceEngine, models: Models) -> None:
+async def test_loading_ends_what_still_runs_and_what_goes_on_is_read_anew(
+    engine: InferenceEngine, models: Models
+) -> None:
     (prompt,) = models.lasting(1, 300)
     output, version = Output(), engine.version
     task = asyncio.create_task(collect(engine, new_request(prompt, 300), output))
     await first_tokens(output)
-    await engine.load_weights(version + 1, models.folders[0])
+    await engine.load_weights(version + 1, models.folders[1])
     async with asyncio.timeout(10):
         await task
     assert (output.finish, output.versions) == (None, {version})
-    assert (await run(engine, prompt, 8)).versions == {version + 1}
+    rest = await run(engine, prompt + output.ids, 12)
+    assert rest.versions == {version + 1}
+    assert rest.logprobs == pytest.approx(models.logprobs(1, prompt + output.ids, rest.ids, 0), abs=TOLERANCE)
+    await engine.load_weights(version + 2, models.folders[0])
+
+
+async def test_what_runs_at_a_load_goes_on_from_what_the_old_weights_read(
+    spare: InferenceEngine, models: Models
+) -> None:
+    """With `weightSwitch: keep`. Keys and values of both versions show in the logprobs, and so does a wrong stamp."""
+    prompts = models.lasting(4, 300)
+    outputs = [Output() for _ in prompts]
+    tasks = [asyncio.create_task(collect(spare, new_request(p, 300), o)) for p, o in zip(prompts, outputs, strict=True)]
+    await first_tokens(*outputs)
+    await spare.load_weights(2, models.folders[1])
+    async with asyncio.timeout(180):
+        await asyncio.gather(*tasks)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        stamps = [chunk.version for chunk in output.chunks for _ in chunk.ids]
+        assert (stamps, set(stamps)) == (sorted(stamps), {1, 2})
+        assert output.finish is (Finish.STOP if output.ids[-1] == EOS else Finish.LENGTH)
+        cut = stamps.index(2)
+        assert output.ids[:cut] == models.greedy(0, prompt, cut)
+        kept = models.switched_logprobs(prompt, output.ids, cut)
+        assert output.logprobs[cut:] == pytest.approx(kept, abs=TOLERANCE)
+        assert kept != pytest.approx(models.logprobs(1, prompt + output.ids[:cut], output.ids[cut:], 0), abs=0.01)
+
+
+async def test_a_prompt_after_a_load_reuses_nothing_of_older_weights(spare: InferenceEngine, models: Models) -> None:
+    for version, weights in ((3, 0), (4, 1), (5, 0)):
+        await spare.load_weights(version, models.folders[weights])
+        for prompt in (prompt_of(5, 40), prompt_of(5, 40)[:30]):
+            output = await run(spare, prompt, 12)
+            assert (output.ids, output.versions) == (models.greedy(weights, prompt, 12), {version})
+            expected = models.logprobs(weights, prompt, output.ids, 0)
+            assert output.logprobs == pytest.approx(expected, abs=TOLERANCE)
+
+
+async def test_a_load_that_fails_lets_what_runs_go_on(spare: InferenceEngine, models: Models) -> None:
+    (prompt,) = models.lasting(1, 300)
+    output, version = Output(), spare.version
+    task = asyncio.create_task(collect(spare, new_request(prompt, 300), output))
+    await first_tokens(output)
+    with pytest.raises(EngineFailed, match="cannot load version 99"):
+        await spare.load_weights(99, models.misfit)
+    async with asyncio.timeout(180):
+        await task
+    assert (output.ids, output.versions) == (models.greedy(0, prompt, 300), {version})
 
 
 async def test_weights_that_do_not_fit_leave_the_old_ones_serving(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from polyrl.manifest.recipe import Mode
-from polyrl.manifest.rollout import CapacityPolicy, EngineType
+from polyrl.manifest.rollout import CapacityPolicy, EngineType, WeightSwitch
 from polyrl.manifest.rules.algorithm import ALGORITHM_RULES
 from polyrl.manifest.rules.data import DATA_RULES
 from polyrl.manifest.rules.engine import ENGINE_RULES
@@ -218,6 +218,18 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
             not samples(s) or s.rollout.engine.type is not EngineType.SGLANG or s.recipe.model.config is None
         ),
         cel=f"!({GENERATES}) || self.rollout.engine.type != 'sglang' || !has(self.recipe.model.config)",
+    ),
+    Rule(
+        "switch-in-flight",
+        "rollout.engine.weightSwitch",
+        message="is keep, but with recipe.algorithm.maxStaleness 0 nothing runs while weights are loaded; leave it"
+        " away, or generate ahead of training",
+        holds=lambda s: (
+            s.rollout.engine.weight_switch is WeightSwitch.RECOMPUTE
+            or (samples(s) and s.recipe.algorithm is not None and s.recipe.algorithm.max_staleness > 0)
+        ),
+        cel="self.rollout.engine.weightSwitch == 'recompute' || ("
+        f"({GENERATES}) && has(self.recipe.algorithm) && self.recipe.algorithm.maxStaleness > 0)",
     ),
     Rule(
         "response-fits",

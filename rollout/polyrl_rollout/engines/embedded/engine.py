@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from polyrl.manifest.environment import VISIBLE_GPUS
-from polyrl.manifest.rollout import EngineSpec
+from polyrl.manifest.rollout import EngineSpec, WeightSwitch
 from polyrl.wire import EngineCapacity
 from polyrl_rollout.engines.child import ChildProcess, child_path
 from polyrl_rollout.engines.embedded import messages
@@ -46,6 +46,7 @@ class EmbeddedEngine:
 
     def __init__(self, spec: EngineSpec) -> None:
         self.version = NO_VERSION
+        self.keeps = spec.weight_switch is WeightSwitch.KEEP
         self._spec = spec
         self._max_context = 0
         self._limits = ModelLimits(0, 0)
@@ -64,7 +65,8 @@ class EmbeddedEngine:
 
     async def start(self, model_folder: Path) -> EngineCapacity:
         self._limits = read_limits(model_folder)
-        self._streams = Streams(SilenceDeadline(asyncio.get_running_loop().time))
+        self._silence = SilenceDeadline(asyncio.get_running_loop().time)
+        self._streams = Streams(self._silence)
         reader, self._writer = await self._spawn()
         self._failure = ""
         self._reader = asyncio.create_task(self._read(reader))
@@ -114,8 +116,10 @@ class EmbeddedEngine:
 
     async def load_weights(self, version: int, folder: Path) -> None:
         self._check_alive()
-        self._streams.end_all()
-        answer = await self._ask(messages.Load(version, child_path(folder)), LOAD_DEADLINE_S)
+        if not self.keeps:
+            self._streams.end_all()
+        with self._silence.suspended():
+            answer = await self._ask(messages.Load(version, child_path(folder), self.keeps), LOAD_DEADLINE_S)
         if isinstance(answer, messages.LoadFailed):
             raise EngineFailed(f"cannot load version {version} from {folder}: {answer.reason}")
         if answer != messages.Loaded(version):

@@ -47,10 +47,12 @@ class Abort(_Message, frozen=True, tag="abort"):
 
 
 class Load(_Message, frozen=True, tag="load"):
-    """Drops all running requests and loads; answered by Loaded or LoadFailed."""
+    """Answered by Loaded or LoadFailed."""
 
     version: int
     folder: str
+    keep: bool
+    """Running requests go on; otherwise they are dropped."""
 
 
 class Ping(_Message, frozen=True, tag="ping"):

@@ -7,6 +7,11 @@ yet forgotten leaves their keys and values in the cache, so it waits for an idle
 truncated silently, so the context we promise is a little smaller than SGLang's; its loader fails half-way through
 weights of another shape and takes the server with it, so headers are compared first, and the old weights serve on.
 
+With `weightSwitch: keep` a load pauses the scheduler in place: requests go on with the new weights from the keys and
+values that they have. Each request salts its part of the prefix cache with the version that it began with, so no later
+prompt is matched with what older weights computed. While requests run SGLang stamps tokens with the version that it has
+when it hands them on, so nothing may lie between drawing and handing on: no overlapped batch, no tokens gathered.
+
 SGLang pins its own torch, so it usually lives in an environment of its own: POLYRL_SGLANG_PYTHON names that
 environment's interpreter. Whatever else SGLang reads from the environment it inherits from the agent.
 """
@@ -29,7 +34,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from polyrl.manifest.engine_args import typed_arguments
-from polyrl.manifest.rollout import EngineSpec
+from polyrl.manifest.rollout import EngineSpec, WeightSwitch
 from polyrl.wire import EngineCapacity
 from polyrl_rollout.engines.child import ChildProcess, child_path
 from polyrl_rollout.engines.port import (
@@ -55,6 +60,10 @@ HALF_UPDATED: Final = "Weights were updated, but"
 """SGLang's answer when a load went through but its cache still holds the old weights' keys and values."""
 LOAD_DEADLINE_S: Final = 300.0
 """Reading a large checkpoint from local memory or disk takes up to minutes."""
+LOAD_IN_PLACE_DEADLINE_S: Final = 240.0
+"""A scheduler that is paused over running requests for 300 s is taken for hanging by SGLang's own watchdog."""
+EXACT_STAMPS: Final = ("--disable-overlap-schedule", "--stream-interval", "1")
+"""A batch that was launched before a pause in place is read after it: its tokens would get the new weights' version."""
 PYTHON: Final = "POLYRL_SGLANG_PYTHON"
 """Environment variable: the interpreter that has SGLang; default the agent's own."""
 HOST: Final = "127.0.0.1"
@@ -85,6 +94,7 @@ class SGLangEngine:
 
     def __init__(self, spec: EngineSpec) -> None:
         self.version = NO_VERSION
+        self.keeps = spec.weight_switch is WeightSwitch.KEEP
         self._spec = spec
         self._limits = ModelLimits(0, 0)
         self._max_context = 0
@@ -161,7 +171,7 @@ class SGLangEngine:
 
     async def _stream(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         decoder, splitter = StreamDecoder(request), EventSplitter()
-        async with self._http().post("/generate", json=request_body(request)) as response:
+        async with self._http().post("/generate", json=request_body(request, self.version)) as response:
             if response.status != 200:
                 text = (await response.text())[:500]
                 raise error_of_status(response.status, text)
@@ -186,11 +196,37 @@ class SGLangEngine:
             shapes = read_shapes(folder)
             check_same(shapes, self._loaded or shapes)
             async with self._switching:
-                await self._quiesce()
-                await self._update(version, folder)
+                await (self._load_in_place if self.keeps else self._load_idle)(version, folder)
         except EngineFailed as error:
             raise EngineFailed(f"cannot load version {version} from {folder}: {error}") from error
         self._loaded = shapes
+
+    async def _load_idle(self, version: int, folder: Path) -> None:
+        await self._quiesce()
+        await self._update(version, folder, LOAD_DEADLINE_S, flush=True)
+        self.version = version
+
+    async def _load_in_place(self, version: int, folder: Path) -> None:
+        await self._control("POST", "/pause_generation", {"mode": "in_place"}, CONTROL_DEADLINE_S)
+        try:
+            # A cache in use cannot be flushed, and SGLang answers the attempt as a failed load.
+            with self._silence.suspended():
+                await self._update(version, folder, LOAD_IN_PLACE_DEADLINE_S, flush=False)
+        except EngineFailed:
+            with contextlib.suppress(EngineFailed):
+                await self._continue()
+            raise
+        self.version = version
+        await self._continue()
+
+    async def _continue(self) -> None:
+        """Ends a pause, or the server: one that stays paused would keep its requests for ever."""
+        body = {"torch_empty_cache": False}
+        try:
+            await self._control("POST", "/continue_generation", body, CONTROL_DEADLINE_S)
+        except EngineFailed:
+            await self._server().kill()
+            raise
 
     async def _quiesce(self) -> None:
         """Ends all requests and waits until the scheduler has forgotten them and their keys and values."""
@@ -203,21 +239,20 @@ class SGLangEngine:
         path = f"/flush_cache?timeout={QUIESCE_DEADLINE_S}"
         await self._control("POST", path, None, QUIESCE_DEADLINE_S + CONTROL_DEADLINE_S)
 
-    async def _update(self, version: int, folder: Path) -> None:
+    async def _update(self, version: int, folder: Path, deadline_s: float, *, flush: bool) -> None:
         body = {
             "model_path": child_path(folder),
             "load_format": "auto",
             "weight_version": str(version),
-            "flush_cache": True,
+            "flush_cache": flush,
         }
         try:
-            await self._control("POST", "/update_weights_from_disk", body, LOAD_DEADLINE_S)
+            await self._control("POST", "/update_weights_from_disk", body, deadline_s)
         except EngineFailed as error:
             if not isinstance(error, _Refused) or HALF_UPDATED in str(error):
                 # Nobody knows which weights it would serve, and under which version's name.
                 await self._server().kill()
             raise
-        self.version = version
 
     async def health(self) -> None:
         await self._control("GET", "/health", None, HEALTH_DEADLINE_S)
@@ -261,8 +296,8 @@ class SGLangEngine:
         return self._child
 
 
-def request_body(request: GenerateRequest) -> dict[str, Any]:
-    """What /generate is sent."""
+def request_body(request: GenerateRequest, version: int) -> dict[str, Any]:
+    """What /generate is sent; `version`: of the weights that the request begins with."""
     sampling = request.sampling
     params: dict[str, Any] = {
         "max_new_tokens": request.max_new_tokens,
@@ -286,6 +321,7 @@ def request_body(request: GenerateRequest) -> dict[str, Any]:
         "sampling_params": params,
         "return_logprob": True,
         "stream": True,
+        "extra_key": str(version),
     }
 
 
@@ -314,7 +350,7 @@ def write_config(key: str) -> Path:
 def server_command(
     spec: EngineSpec, seed: int, model_folder: Path, port: int, context_tokens: int, config: Path
 ) -> list[str]:
-    """The server's command; the manifest's own arguments come last, so that they win."""
+    """The server's command; the manifest's own arguments come late, so that they win over all but EXACT_STAMPS."""
     return [
         *(os.environ.get(PYTHON, sys.executable), "-m", "sglang.launch_server"),
         *("--model-path", child_path(model_folder)),
@@ -331,6 +367,7 @@ def server_command(
         "--sleep-on-idle",
         *typed_arguments(spec),
         *spec.args,
+        *(EXACT_STAMPS if spec.weight_switch is WeightSwitch.KEEP else ()),
     ]
 
 

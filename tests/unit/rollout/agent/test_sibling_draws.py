@@ -60,7 +60,7 @@ async def answers(samples: list[str], seed: int = 0) -> list[int]:
         streams.append(protocol.accept(assign, 0))
         assert isinstance(streams[-1], Stream)
         generation.start(streams[-1])
-    await asyncio.gather(*(task for _, task in generation._running.values()))
+    await asyncio.gather(*(run.task for run in generation._running.values()))
     return [stream.ids[0] for stream in streams]
 
 

@@ -110,7 +110,7 @@ def test_what_is_not_tokens_is_distinguished(payload: bytes, error: type[Excepti
 
 def test_a_request_sets_all_that_shapes_a_draw_and_the_samples_own_seed() -> None:
     request = GenerateRequest("00000002", [1], max_new_tokens=4, sampling=SamplingParams(9, seed=5), seed=77)
-    assert request_body(request)["sampling_params"] == {
+    assert request_body(request, 3)["sampling_params"] == {
         "max_new_tokens": 4,
         "temperature": 1.0,
         "top_p": 1.0,
