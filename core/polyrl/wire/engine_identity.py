@@ -31,8 +31,8 @@ ENGINE_NAME: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 JOB_POD_PARTS: Final = 2
 """Parts that a Job adds to its own name for a pod's: index and random letters."""
 
-RESERVED_PROCESS: Final = "reserved"
-"""Name of the engine beside the trainer where workers are processes."""
+RESERVED_PROCESS: Final = re.compile(r"reserved(-[0-9]+)?")
+"""Names of the engine beside the trainer where workers are processes: the first one's, and its successors'."""
 
 UNPROVEN: Final = "no such engine was named for this run: the proof in the agent's key file is of none, or of another"
 """Reason of a Fenced that no further greeting can change."""
@@ -76,7 +76,7 @@ def is_reserved(identity: bytes, identity_key: str) -> bool:
     """Whether the proof in it is the trainer's: of the beginning of its pods' names, or on a laptop of its engine."""
     name, _, rest = identity.partition(b"/")
     proof, engine = rest.partition(b"/")[0], name.decode("ascii", "replace")
-    scope = engine if engine == RESERVED_PROCESS else _job_scope(engine)
+    scope = engine if RESERVED_PROCESS.fullmatch(engine) else _job_scope(engine)
     return hmac.compare_digest(proof, _proof(scope, identity_key).encode())
 
 
