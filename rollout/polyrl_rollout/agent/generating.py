@@ -70,7 +70,7 @@ class Generation:
         """Generates on where `stream` ends."""
         number, rid = stream.assign.assignment, f"{next(self._requests):016x}"
         task = asyncio.create_task(self._run(stream, rid), name=f"generate {number}")
-        self._running[number] = _Run(rid, stream.length, task)
+        self._running[number] = _Run(rid, stream.length, task=task)
 
     def is_running(self, stream: Stream) -> bool:
         """Whether a request of this sequence is at the engine."""

@@ -425,10 +425,10 @@ async def test_what_runs_at_a_load_goes_on_from_what_the_old_weights_read(
     async with asyncio.timeout(180):
         await asyncio.gather(*tasks)
     for prompt, output in zip(prompts, outputs, strict=True):
-        stamps = [chunk.version for chunk in output.chunks for _ in chunk.ids]
-        assert (stamps, set(stamps)) == (sorted(stamps), {1, 2})
+        versions = [chunk.version for chunk in output.chunks for _ in chunk.ids]
+        assert (versions, set(versions)) == (sorted(versions), {1, 2})
         assert output.finish is (Finish.STOP if output.ids[-1] == EOS else Finish.LENGTH)
-        cut = stamps.index(2)
+        cut = versions.index(2)
         assert output.ids[:cut] == models.greedy(0, prompt, cut)
         kept = models.switched_logprobs(prompt, output.ids, cut)
         assert output.logprobs[cut:] == pytest.approx(kept, abs=TOLERANCE)

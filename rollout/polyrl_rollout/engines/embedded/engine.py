@@ -119,7 +119,7 @@ class EmbeddedEngine:
         if not self.keeps:
             self._streams.end_all()
         with self._silence.suspended():
-            answer = await self._ask(messages.Load(version, child_path(folder), self.keeps), LOAD_DEADLINE_S)
+            answer = await self._ask(messages.Load(version, child_path(folder), keep=self.keeps), LOAD_DEADLINE_S)
         if isinstance(answer, messages.LoadFailed):
             raise EngineFailed(f"cannot load version {version} from {folder}: {answer.reason}")
         if answer != messages.Loaded(version):

@@ -62,7 +62,7 @@ LOAD_DEADLINE_S: Final = 300.0
 """Reading a large checkpoint from local memory or disk takes up to minutes."""
 LOAD_IN_PLACE_DEADLINE_S: Final = 240.0
 """A scheduler that is paused over running requests for 300 s is taken for hanging by SGLang's own watchdog."""
-EXACT_STAMPS: Final = ("--disable-overlap-schedule", "--stream-interval", "1")
+EXACT_VERSIONS: Final = ("--disable-overlap-schedule", "--stream-interval", "1")
 """A batch that was launched before a pause in place is read after it: its tokens would get the new weights' version."""
 PYTHON: Final = "POLYRL_SGLANG_PYTHON"
 """Environment variable: the interpreter that has SGLang; default the agent's own."""
@@ -350,7 +350,7 @@ def write_config(key: str) -> Path:
 def server_command(
     spec: EngineSpec, seed: int, model_folder: Path, port: int, context_tokens: int, config: Path
 ) -> list[str]:
-    """The server's command; the manifest's own arguments come late, so that they win over all but EXACT_STAMPS."""
+    """The server's command; the manifest's own arguments come late, so that they win over all but EXACT_VERSIONS."""
     return [
         *(os.environ.get(PYTHON, sys.executable), "-m", "sglang.launch_server"),
         *("--model-path", child_path(model_folder)),
@@ -367,7 +367,7 @@ def server_command(
         "--sleep-on-idle",
         *typed_arguments(spec),
         *spec.args,
-        *(EXACT_STAMPS if spec.weight_switch is WeightSwitch.KEEP else ()),
+        *(EXACT_VERSIONS if spec.weight_switch is WeightSwitch.KEEP else ()),
     ]
 
 
