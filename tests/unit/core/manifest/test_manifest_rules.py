@@ -199,11 +199,15 @@ def mended(spec: dict[str, Any]) -> dict[str, Any]:
 
 def _mend(spec: Any, valid: Any, path: tuple[str, ...]) -> None:
     for key in path[:-1]:
-        spec, valid = spec.setdefault(key, {}), valid.get(key, {})
-    if path[-1] in valid:
-        spec[path[-1]] = deepcopy(valid[path[-1]])
+        if key not in valid:
+            break
+        spec, valid = spec.setdefault(key, {}), valid[key]
     else:
-        spec.pop(path[-1], None)
+        key = path[-1]
+    if key in valid:
+        spec[key] = deepcopy(valid[key])
+    else:
+        spec.pop(key, None)
 
 
 @pytest.mark.slow

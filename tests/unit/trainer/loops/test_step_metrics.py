@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
 
 from polyrl.sample import Purpose, SamplingParams
 from polyrl_trainer.backend import StepResult
-from polyrl_trainer.generation.supply import GroupPlan
+from polyrl_trainer.generation.supply import GroupPlan, StepGroups
+from polyrl_trainer.generation.training_groups import TrainingGroups
 from polyrl_trainer.loops.step_metrics import (
     StepClock,
     _staleness,
@@ -142,6 +144,8 @@ def test_staleness_is_counted_from_the_step_and_for_what_is_trained_again_from_i
         max_version=7,
         max_replaced=0,
     )
-    values = _staleness([replace(sample(1, 5), versions=versions)], plan)
+    own = create_autospec(StepGroups, instance=True, plan=plan)
+    groups = TrainingGroups(1, own, carried=None, version=7)
+    values = _staleness([replace(sample(1, 5), versions=versions)], groups)
     assert (values["rollout/staleness"], values["rollout/staleness_max"]) == (expected, expected)
     assert values["rollout/versions_per_sample"] == len(versions)
