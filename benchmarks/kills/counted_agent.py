@@ -36,6 +36,7 @@ class CountedEngine:
 
     def __init__(self, engine: InferenceEngine, counters: memoryview) -> None:
         self._engine, self._counters = engine, counters
+        self.keeps = engine.keeps
 
     @property
     def version(self) -> int:

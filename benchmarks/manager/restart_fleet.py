@@ -39,6 +39,7 @@ class PacedEngine:
 
     def __init__(self, streams: int, pace: float, head: int) -> None:
         self.version = NO_VERSION
+        self.keeps = False
         self._info = EngineCapacity(streams, streams * CONTEXT, max_context=CONTEXT)
         self._pause, self._head = CHUNK / pace, head
         self._running: set[str] = set()
