@@ -219,17 +219,20 @@ class _ServingThread(threading.Thread):
                 self._rooms.append(memoryview(bytearray(ROOM_BYTES)))
             if self._rooms:
                 peer.room = self._rooms.pop()
+                # It may have come for another reason than its turn: a turn that it no longer needs is another's.
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(peer)
             elif peer not in self._waiting:
                 self._waiting.append(peer)
                 self._select(peer, selectors.EVENT_READ)
         return peer.room is not None
 
     def _give_room(self, peer: _Peer) -> None:
-        if peer.room is None:
-            return
-        self._rooms.append(peer.room)
-        peer.room = None
-        if self._waiting:
+        if peer.room is not None:
+            self._rooms.append(peer.room)
+            peer.room = None
+        # Also for one that had none and ends: it may have been its turn.
+        if self._waiting and self._rooms:
             self._select(self._waiting.popleft(), selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def _select(self, peer: _Peer, events: int) -> None:
