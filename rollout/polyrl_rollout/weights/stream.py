@@ -19,6 +19,9 @@ from polyrl.wire.serving import ABOUT_REQUESTS, LENGTH_BYTES, ROOM_BYTES, SIZE_B
 
 MAX_MANIFEST_BYTES: Final = 256 << 20
 """32 MiB of files, and 100 bytes for each of two million tensors and chunks: 8 TB."""
+SLOWEST: Final = 2048
+"""Bytes per second; a connection that gives less is as good as silent. An eighth of what each of four gets of a link at
+which a chunk takes the longest pause between chunks."""
 
 
 class WeightStream:
@@ -27,9 +30,9 @@ class WeightStream:
     def __init__(self, endpoint: str, handshake: Handshake, silence_s: float, check: Callable[[], None]) -> None:
         """Dials. `check` is called at least every `silence_s` while something is awaited, and may raise.
 
-        Raises OSError when nobody is there or nothing came for `silence_s`; so do all methods."""
+        Raises OSError when nobody is there or less than SLOWEST came for `silence_s`; so do all methods."""
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        self._check, self._room = check, memoryview(bytearray(ROOM_BYTES))
+        self._check, self._room, self._silence_s = check, memoryview(bytearray(ROOM_BYTES)), silence_s
         self._socket = socket.create_connection((host.strip("[]"), int(port)), silence_s)
         with contextlib.ExitStack() as failed:
             failed.callback(self._socket.close)
@@ -99,6 +102,9 @@ class WeightStream:
                 raise ConnectionResetError("the connection was closed")
             view = view[received:]
             self._check()
+            # Less than was asked for came by the deadline alone.
+            if len(view) and received < SLOWEST * self._silence_s:
+                raise TimeoutError(f"{received} bytes came in {self._silence_s:g} s")
 
 
 def manifest_room(size: int) -> memoryview:
