@@ -21,7 +21,7 @@ class SandboxUnavailable(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramRun:
     """What a program did."""
 
     output: str
@@ -55,7 +55,7 @@ def run(program, cpu_seconds=1, memory_mb=256, wall_seconds=4.0):
             process.communicate()
         output.seek(0)
         printed = output.read(FILE_BYTES).decode(errors="replace")
-    return Outcome(printed, process.returncode == 0, timed_out)
+    return ProgramRun(printed, process.returncode == 0, timed_out)
 
 
 def await_ready(process):
