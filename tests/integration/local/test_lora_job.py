@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-DEADLINE_S = 240
+from tests.integration.local.job_runs import polyrl, rl_rows, write_digits_job
+
 STEPS, MORE_STEPS = 8, 12
 JOB = """\
 apiVersion: polyrl.dev/v1alpha1
@@ -49,33 +45,10 @@ spec:
     engine: {type: embedded, maxContext: 16, kvTokens: 1024}
   trainer: {reservedEngine: true}
 """
-REWARD = "def score(sample):\n    return sum(one in '01234' for one in sample.response) / 6\n"
-
-
-def polyrl(*words: object) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "polyrl_cli.app", *map(str, words)]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
-
-
-def rl_rows(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["phase"] == "rl"]
-
-
-def write_job(folder: Path) -> Path:
-    dice = random.Random(1)
-    digits = ["".join(dice.choices("0123456789", k=3)) for _ in range(32)]
-    (folder / "rl.jsonl").write_text("".join(json.dumps({"prompt": f"{text}="}) + "\n" for text in digits))
-    rows = [{"prompt": f"{text}=", "response": text * 2} for text in digits]
-    (folder / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "reward.py").write_text(REWARD)
-    (folder / "job.yaml").write_text(JOB)
-    return folder / "job.yaml"
 
 
 def test_a_job_of_adapters_learns_serves_what_it_learned_and_goes_on(tmp_path: Path) -> None:
-    job, run = write_job(tmp_path), tmp_path / "run"
+    job, run = write_digits_job(tmp_path, JOB), tmp_path / "run"
     done = polyrl("run", job, "--out", run)
     assert done.returncode == 0, done.stdout + done.stderr
     job.write_text(JOB.replace(f"steps: {STEPS}", f"steps: {MORE_STEPS}"))

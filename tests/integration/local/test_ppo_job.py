@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 240
+from tests.integration.local.job_runs import polyrl, rl_rows
+
 STEPS, MORE_STEPS, WARMUP = 12, 16, 2
 JOB = """\
 apiVersion: polyrl.dev/v1alpha1
@@ -52,17 +50,6 @@ def score(sample):
 """
 
 
-def polyrl(*words: object) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "polyrl_cli.app", *map(str, words)]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["phase"] == "rl"]
-
-
 def mean_of(rows: list[dict[str, Any]], name: str) -> float:
     return float(sum(row[name] for row in rows) / len(rows))
 
@@ -76,14 +63,14 @@ def test_a_ppo_job_learns_and_so_does_its_critic(tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = polyrl("run", tmp_path / "job.yaml", "--out", run)
     assert done.returncode == 0, done.stdout + done.stderr
-    first = rows_of(run)
+    first = rl_rows(run)
     assert [row["actor/optimizer_steps"] for row in first] == [0] * WARMUP + [8] * (STEPS - WARMUP)
     assert {path.name for path in (run / "checkpoints").iterdir()} == {f"rl-step-{STEPS:06d}"}
 
     (tmp_path / "job.yaml").write_text(JOB.replace(f"steps: {STEPS}", f"steps: {MORE_STEPS}"))
     done = polyrl("run", tmp_path / "job.yaml", "--no-check", "--resume", run)
     assert done.returncode == 0, done.stdout + done.stderr
-    steps = rows_of(run)
+    steps = rl_rows(run)
     assert [row["step"] for row in steps] == list(range(1, MORE_STEPS + 1))
     assert mean_of(steps[-4:], "reward/mean") > mean_of(steps[:4], "reward/mean") + 0.1
     # The critic sees which prompts are rewarded, and after the resume it is the one that had seen it.

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-DEADLINE_S = 240
+from tests.integration.local.job_runs import polyrl
+
 STEPS = 12
 JOB = """\
 apiVersion: polyrl.dev/v1alpha1
@@ -35,12 +33,6 @@ spec:
     dpo: {steps: 12, batchSize: 16, optimizer: {learningRate: 5e-3}}
     rewardModel: {steps: 12, batchSize: 16, centerRewardsCoefficient: 0.01, optimizer: {learningRate: 5e-3}}
 """
-
-
-def polyrl(*words: object) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "polyrl_cli.app", *map(str, words)]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
 
 
 def job(folder: Path, mode: str) -> Path:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 from transformers import AutoModelForCausalLM
+
+from tests.integration.local.job_runs import command, environment, rl_rows, write_digits_job
 
 DEADLINE_S = 300.0
 POLL_S = 0.05
@@ -56,25 +53,6 @@ spec:
     engine: {{type: embedded, maxContext: 16, kvTokens: 1024}}
   trainer: {{reservedEngine: true, processesPerPod: 2}}
 """
-REWARD = "def score(sample):\n    return sum(one in '01234' for one in sample.response) / 6\n"
-
-
-def write_job(folder: Path) -> Path:
-    dice = random.Random(1)
-    digits = ["".join(dice.choices("0123456789", k=3)) for _ in range(32)]
-    (folder / "rl.jsonl").write_text("".join(json.dumps({"prompt": f"{text}="}) + "\n" for text in digits))
-    rows = [{"prompt": f"{text}=", "response": text * 2} for text in digits]
-    (folder / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "reward.py").write_text(REWARD)
-    (folder / "job.yaml").write_text(JOB)
-    return folder / "job.yaml"
-
-
-def rl_rows(run: Path) -> list[dict[str, Any]]:
-    if not (run / "metrics.jsonl").is_file():
-        return []
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["phase"] == "rl"]
 
 
 def followers(top: psutil.Process) -> list[psutil.Process]:
@@ -89,9 +67,8 @@ def followers(top: psutil.Process) -> list[psutil.Process]:
 
 
 def test_a_killed_rank_costs_its_group_a_restart_and_the_run_nothing(tmp_path: Path) -> None:
-    job, run = write_job(tmp_path), tmp_path / "run"
-    argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(job), "--out", str(run)]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    job, run = write_digits_job(tmp_path, JOB), tmp_path / "run"
+    argv, env = command("run", job, "--out", run), environment()
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     deadline = time.monotonic() + DEADLINE_S
     while len(rl_rows(run)) < KILL_AFTER_STEP:
