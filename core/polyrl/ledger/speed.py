@@ -11,7 +11,7 @@ says in its next window counts whole: nothing is known of it any more.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf
+from math import inf, nextafter
 from typing import Final, NamedTuple, TypeAlias
 
 from polyrl.ledger.state import LeasedEngine, LedgerState, SampleState
@@ -133,23 +133,28 @@ def shared_part(engine: LeasedEngine, *, waiting: bool) -> float:
     return running / ((engine.half_batch or HALF_BATCH) + running) if running > 1 else 0.0
 
 
-def begin_window(engine: LeasedEngine, at: float) -> None:
-    """Part of `apply`: from now on tokens are counted anew."""
-    engine.window_at, engine.window_tokens, engine.window_load = at, 0, 0.0
+def pause_window(engine: LeasedEngine, at: float) -> None:
+    """Part of `apply`: until its next token comes, what passes says nothing of its speed."""
+    # Just after `at`: its last token may have come at that very moment, when the next sample follows upon one that ends.
+    _begin_window(engine, nextafter(at, inf))
 
 
 def observe_tokens(engine: LeasedEngine, tokens: int, at: float) -> None:
     """Part of `apply`: `tokens` (> 0) came from the samples that `engine` runs."""
     paused = engine.token_at < engine.window_at
     if paused or (engine.reading and engine.step_scale):
-        begin_window(engine, at)  # reading takes its time from decoding, and is counted on its own
+        _begin_window(engine, at)  # reading takes its time from decoding, and is counted on its own
     else:
         engine.window_tokens += tokens
         engine.window_load += (len(engine.running) - engine.reading) * (at - engine.token_at)
         if at - engine.window_at >= WINDOW_S and engine.window_load > 0:
             _observe_window(engine, at - engine.window_at)
-            begin_window(engine, at)
+            _begin_window(engine, at)
     engine.token_at = at
+
+
+def _begin_window(engine: LeasedEngine, at: float) -> None:
+    engine.window_at, engine.window_tokens, engine.window_load = at, 0, 0.0
 
 
 def _observe_window(engine: LeasedEngine, seconds: float) -> None:

@@ -50,7 +50,7 @@ def apply_window_set(state: LedgerState, event: events.WindowSet) -> None:
     state.usage.change_present(sum(_is_present(state, engine) for engine in reserved) - before, event.at)
     state.stall_due = min(state.stall_due, event.at + state.config.progress_deadline_s)
     for engine in reserved:
-        speed.begin_window(engine, event.at)  # what it does while the trainer learns says nothing of its speed
+        speed.pause_window(engine, event.at)  # what it does while the trainer learns says nothing of its speed
 
 
 def apply_batch_held(state: LedgerState, event: events.BatchHeld) -> None:
@@ -128,7 +128,7 @@ def _begin_anew(state: LedgerState, engine: LeasedEngine, at: float, seq: int) -
     for number in engine.running:
         end_recall(state, number)  # it may never have heard
     # What it has gathered while nobody listened, or while our clock stood still, says nothing of its speed.
-    speed.begin_window(engine, at)
+    speed.pause_window(engine, at)
     wake(state, at + state.config.lease_s)
 
 
@@ -167,7 +167,7 @@ def apply_engine_returned(state: LedgerState, event: events.EngineReturned) -> N
     engine = state.engines[event.engine]
     _come_back(state, engine, event.at)
     engine.heard_at = event.at
-    speed.begin_window(engine, event.at)
+    speed.pause_window(engine, event.at)
     wake(state, event.at + state.config.lease_s)
 
 

@@ -195,7 +195,7 @@ def _begin_assignment(state: LedgerState, event: events.Assigned | events.Reclai
     engine = state.engines[event.engine]
     if not engine.running:
         engine.on_trial = engine.on_trial or speed.is_stale(engine, event.at)
-        speed.begin_window(engine, event.at)
+        speed.pause_window(engine, event.at)
     engine.assigned_at = event.at
     count_work(state, engine, event.at)
     engine.work.change(_work_name(group), 1)
