@@ -135,7 +135,7 @@ def shared_part(engine: LeasedEngine, *, waiting: bool) -> float:
 
 def pause_window(engine: LeasedEngine, at: float) -> None:
     """Part of `apply`: until its next token comes, what passes says nothing of its speed."""
-    # Just after `at`: its last token may have come at that very moment, when the next sample follows upon one that ends.
+    # Just after `at`: its last token may have come at that very moment, if the next sample follows upon one that ends.
     _begin_window(engine, nextafter(at, inf))
 
 
