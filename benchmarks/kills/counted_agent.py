@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 from unittest.mock import patch
@@ -49,7 +49,7 @@ class CountedEngine:
     async def start(self, model_folder: Path) -> EngineCapacity:
         return await self._engine.start(model_folder)
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         async for chunk in self._engine.generate(request):
             self._counters[TOKENS] += len(chunk.ids)
             yield chunk

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +47,7 @@ class PacedEngine:
     async def start(self, model_folder: Path) -> EngineCapacity:
         return self._info
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         left, count = request.max_new_tokens, self._head
         self._running.add(request.rid)
         # Streams that all give at the same instant are no fleet's.

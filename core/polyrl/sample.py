@@ -7,6 +7,8 @@ that an engine generated and, between turns, tokens that an environment wrote. E
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -37,7 +39,7 @@ class Finish(StrEnum):
     """Why a turn ended, as the engine saw it."""
 
     STOP = "stop"
-    """An end-of-sequence or stop token; it is the last generated token."""
+    """An end-of-sequence or stop token, or the token that completes a stop string; it is the last generated token."""
     LENGTH = "length"
     """The sample's token budget is used up, or the context of every engine that may serve it."""
 
@@ -98,6 +100,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """A turn ends right after one of these; the token is kept."""
     seed: int | None = None
     """Of the whole group, for draws that can be repeated; see `sample_seed`."""
+    stop: tuple[str, ...] = ()
+    """A turn ends right after the token that completes one of these; all its tokens are kept. Engines know tokens only:
+    the agent beside one reads its text, by the `tokenizer.json` that comes with the weights."""
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
@@ -174,6 +179,18 @@ def sample_seed(run_seed: int, sample: str, group_seed: int | None = None) -> in
     sibling. A group's own seed counts without its number, so that the group can be drawn again under another."""
     name = f"run {run_seed} {sample}" if group_seed is None else f"group {group_seed} {split_sample_id(sample)[1]}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
+
+
+def end_of_stop(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
+    """Position after the token that completes the first stop string; None where the text of `ids` holds none."""
+
+    def holds(count: int) -> bool:
+        text = decode(ids[:count])
+        return any(one in text for one in stop)
+
+    if not stop or not holds(len(ids)):
+        return None
+    return bisect_left(range(len(ids)), True, key=holds)
 
 
 def sample_id(group: int, index: int) -> str:

@@ -34,6 +34,8 @@ CHUNK_BYTES: Final = 4 << 20
 MAX_CHUNK_BYTES: Final = 32 << 20
 """Largest chunk a puller accepts; with its envelope it stays below the wire's largest frame."""
 MAX_FILES: Final = 64
+TOKENIZER_FILE: Final = "tokenizer.json"
+"""Among the small files where engines have to read what they write; see `polyrl.sample.SamplingParams.stop`."""
 MAX_FILES_BYTES: Final = 32 << 20
 """All small files together: a tokenizer of 256k entries is 20 MB, and the manifest has to fit one frame."""
 

@@ -43,7 +43,7 @@ from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.rl_loop import RolloutSide
 from polyrl_trainer.loops.stages import Stages
 from polyrl_trainer.metrics import METRICS, MetricsLogger, rewind_metrics
-from polyrl_trainer.preparation import Prepared, prepare
+from polyrl_trainer.preparation import Prepared, prepare, stop_files
 from polyrl_trainer.sample_log import log as sample_log
 from polyrl_trainer.session import Session, run_beside, was_done, write_result
 from polyrl_trainer.sinks.chosen import deliveries
@@ -300,7 +300,13 @@ async def _rollout_side(
                 supply=supply,
                 session=session,
             )
-        versions = PolicyVersions(publisher, client, session=session, newest=(known.version, known.manifest_hash))
+        versions = PolicyVersions(
+            publisher,
+            client,
+            session=session,
+            newest=(known.version, known.manifest_hash),
+            files=stop_files(recipe, prepared.tokenizer),
+        )
         yield RolloutSide(rollouts=client, runner=runner, supply=supply, versions=versions, evaluator=evaluator)
 
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.data import DatasetSpec, EvaluationSampling, evaluated_rows
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode, RecipeSpec
+from polyrl.weights import TOKENIZER_FILE
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows, rows_digest
@@ -130,6 +132,26 @@ def stop_token_ids(recipe: RecipeSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
     """What ends a turn: the manifest's, and all that the model may have learned to end with."""
     holding = [token for text in recipe.sampling.stop for token in tokenizer.ids_holding(text)]
     return tuple(sorted({*tokenizer.end_ids, *recipe.sampling.stop_token_ids, *holding}))
+
+
+def spelled_stops(recipe: RecipeSpec) -> tuple[str, ...]:
+    """Stop strings that several tokens can make up: all that are longer than one byte."""
+    return tuple(text for text in recipe.sampling.stop if len(text.encode()) > 1)
+
+
+def stop_files(recipe: RecipeSpec, tokenizer: Tokenizer) -> dict[str, bytes]:
+    """What agents read such strings by, beside the weights; file name to content. Raises InvalidData."""
+    if not spelled_stops(recipe):
+        return {}
+    with TemporaryDirectory() as folder:
+        tokenizer.save(Path(folder))
+        path = Path(folder) / TOKENIZER_FILE
+        if not path.is_file():
+            raise InvalidData(
+                f"recipe.sampling.stop: this tokenizer cannot be written as {TOKENIZER_FILE}, by which engines find "
+                "strings of several tokens; name tokens, in recipe.sampling.stopTokenIds"
+            )
+        return {TOKENIZER_FILE: path.read_bytes()}
 
 
 def check_vocabulary(tokenizer: Tokenizer, model_vocabulary: int) -> None:

@@ -139,9 +139,9 @@ class SamplingSpec(ManifestModel):
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = -1
     """Draw from this many likeliest tokens; -1 keeps all."""
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default=[], max_length=16)
-    """Strings that end a response of one turn, with the token that completes one. Engines stop at a token that holds
-    such a string; where several tokens make it up they go on to an end token or to maxNewTokens, and what comes after
-    the string is left out."""
+    """Strings that end a response of one turn, with the token that completes one; all its tokens are kept. Where
+    several tokens may spell one the tokenizer travels with the weights, and the agent beside each engine reads what it
+    writes and ends it there."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] = Field(default=[], max_length=256)
     """Token ids that end a turn, beside those that the tokenizer, its chat template and the model's generation config
     name. The token is kept."""

@@ -26,6 +26,7 @@ from polyrl.worker import TEMPORARY_EXIT
 from polyrl_rollout.agent.conversation import AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation
 from polyrl_rollout.agent.protocol import AgentProtocol
+from polyrl_rollout.agent.stop_strings import read_tokenizer
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineLost, InferenceEngine
 from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staging
@@ -259,6 +260,8 @@ class Agent:
         if not self._started:
             self._capacity = await self._engine.start(pulled.staged.folder)
             self._started = True
+        if self._generation.decode is None:
+            self._generation.decode = await asyncio.to_thread(read_tokenizer, pulled.staged.folder)
         await self._engine.load_weights(pulled.staged.version, pulled.staged.folder)
         return self._capacity != announced
 

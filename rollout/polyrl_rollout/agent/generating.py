@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
 
-from polyrl.sample import sample_seed
+from polyrl.sample import Finish, sample_seed
+from polyrl.weights import TOKENIZER_FILE
 from polyrl.wire import HandBackReason
 from polyrl_rollout.agent.protocol import Stream, TokenBook
-from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, InferenceEngine, RequestRejected
+from polyrl_rollout.agent.stop_strings import Decode, StopStrings
+from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, InferenceEngine, RequestRejected, TokenChunk
 
 ABORT_S: Final = 5.0
 """An engine answers an abort within 0.1 s when it is well; a stream that outlasts this is cancelled."""
@@ -62,6 +65,8 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self.tokens_at = self._loop.time()
         """When the engine last gave a token."""
+        self.decode: Decode | None = None
+        """By the tokenizer that came with the weights, if one did."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -134,16 +139,40 @@ class Generation:
         return GenerateRequest(rid, stream.input_ids(), max_new_tokens=stream.remaining, sampling=sampling, seed=seed)
 
     async def _read(self, stream: Stream, request: GenerateRequest) -> None:
-        async for chunk in self._engine.generate(request):
-            now = self._loop.time()
-            if not self._book.add(stream.assign.assignment, chunk, now):
-                return
-            self._failures, self.tokens_at = 0, now
-            if chunk.finish is not None:
-                self._leave(stream.assign.assignment, request.rid)
-            self._handler.on_tokens()
-            self.update_room()
-            await self._room.wait()
+        # Closed at once: a request that a stop string ended still runs at the engine, which hears of it by this.
+        async with aclosing(self._chunks(stream, request)) as chunks:
+            async for chunk in chunks:
+                now = self._loop.time()
+                if not self._book.add(stream.assign.assignment, chunk, now):
+                    return
+                self._failures, self.tokens_at = 0, now
+                if chunk.finish is not None:
+                    self._leave(stream.assign.assignment, request.rid)
+                self._handler.on_tokens()
+                self.update_room()
+                if chunk.finish is not None:
+                    return
+                await self._room.wait()
+
+    async def _chunks(self, stream: Stream, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        """Those of the engine, up to the first stop string."""
+        stops = self._stop_strings(stream)
+        if stops is not None and stops.is_over():
+            yield TokenChunk([], [], version=self._engine.version, finish=Finish.STOP)
+            return
+        async with aclosing(self._engine.generate(request)) as generated:
+            async for chunk in generated:
+                yield chunk if stops is None else stops.cut(chunk)
+
+    def _stop_strings(self, stream: Stream) -> StopStrings | None:
+        stop = stream.assign.sampling.stop
+        if not stop:
+            return None
+        if self.decode is None:
+            raise RequestRejected(
+                f"it is to end at {', '.join(map(repr, stop))}, and no {TOKENIZER_FILE} came with the weights"
+            )
+        return StopStrings(stop, self.decode, response=stream.response_ids())
 
     async def _check_failure(self, number: int, rid: str, error: str) -> None:
         """One failed request, or a failed engine?"""

@@ -98,6 +98,11 @@ class Stream:
         """Everything the engine needs to generate on: what was assigned and what came since."""
         return [*unpack_ids(self.assign.input_ids).tolist(), *self.ids]
 
+    def response_ids(self) -> list[int]:
+        """What follows the prompt."""
+        ids = self.input_ids()
+        return ids[len(ids) - self.length :]
+
 
 @dataclass(frozen=True)
 class _Piece:

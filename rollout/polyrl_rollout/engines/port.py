@@ -10,7 +10,7 @@ What every implementation checks before it generates is here too: `read_limits`,
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -95,8 +95,9 @@ class InferenceEngine(Protocol):
     async def start(self, model_folder: Path) -> EngineCapacity:
         """Starts with the architecture and tokenizer of a Hugging Face folder. Raises EngineFailed."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """Streams chunks until one has `finish`; ends without it when the request was aborted.
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        """Streams chunks until one has `finish`; ends without it when the request was aborted. Closing it early ends
+        the request.
 
         Raises RequestRejected or EngineFailed, the latter also when no chunk comes within the engine's own deadline.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -62,7 +62,7 @@ class FakeEngine:
         self.folder = model_folder
         return self.capacity
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         if len(request.input_ids) + request.max_new_tokens > self.capacity.max_context:
             raise RequestRejected(f"{len(request.input_ids)} + {request.max_new_tokens} tokens exceed the context")
         if self.raises is not None:

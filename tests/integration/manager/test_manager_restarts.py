@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ class CountingEngine(FakeEngine):
 
     made = 0
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         async for chunk in super().generate(request):
             self.made += len(chunk.ids)
             yield chunk
@@ -97,7 +97,7 @@ class CountingEngine(FakeEngine):
 class CalculatingEngine(CountingEngine):
     """Calls the calculator with what it said last, CALLS times, one after the other; then it is done."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         results = TOKENIZER.decode(request.input_ids).split("<result>")[1:]
         last = results[-1].split("<")[0] if results else "1"
         text = f"<calc>{last}+1</calc>" if len(results) < CALLS else "7"

@@ -126,8 +126,8 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             base_check=12,
         ),
         (
-            "019ca661737369676e07a3342e3102c40c05000000060000000700000000409640cb3fe0000000000000cb3feccccccc"
-            "cccccd149202030b0909100c"
+            "019ca661737369676e07a3342e3102c40c05000000060000000700000000409740cb3fe0000000000000cb3feccccccc"
+            "cccccd149202030b900909100c"
         ),
     ),
     (
@@ -174,8 +174,8 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
         TRAINER,
         wire.Submit(1, (_GROUP,)),
         (
-            "0193a67375626d69740191990402a5747261696ec40c050000000600000007000000089640cb3fe0000000000000cb3f"
-            "eccccccccccccd149202030b090901"
+            "0193a67375626d69740191990402a5747261696ec40c050000000600000007000000089740cb3fe0000000000000cb3f"
+            "eccccccccccccd149202030b90090901"
         ),
     ),
     (
@@ -400,6 +400,14 @@ def test_a_report_of_an_older_trainer_is_understood(golden: str) -> None:
 def test_peers_from_before_receipts_are_understood(decode: Callable[[bytes], Any], golden: str) -> None:
     message = decode(bytes.fromhex(golden))
     assert not getattr(message, "receipts", getattr(message, "receipt", None))
+
+
+def test_an_assignment_from_before_stop_strings_is_understood() -> None:
+    frame = (
+        "019ca661737369676e07a3342e3102c40c05000000060000000700000000409640cb3fe0000000000000cb3feccccccc"
+        "cccccd149202030b0909100c"
+    )
+    assert TO_AGENT(bytes.fromhex(frame)).sampling == _SAMPLING
 
 
 @pytest.mark.parametrize("decode", DECODERS)

@@ -1,36 +1,28 @@
 """Stop strings: a response ends with the token that completes the first of them.
 
-Engines know tokens only. They stop at a token that holds such a string by itself (`preparation.stop_token_ids`); one
-that several tokens make up ends the response here, and what the engine generated after it is neither scored nor
-learned.
+Engines end there: at a token that holds such a string by itself (`preparation.stop_token_ids`), and where several
+tokens make it up by the agent beside them, which reads the text (`SamplingParams.stop`). What an engine went on to
+generate all the same is neither scored nor learned.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from polyrl.sample import Finish, Response
+from polyrl.sample import Finish, Response, SamplingParams, end_of_stop
 from polyrl.wire import unpack_ids
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import WORD
+from polyrl_trainer.sample import Sample
 
 
 def up_to_stop(response: Response, stop: Sequence[str], tokenizer: Tokenizer) -> Response:
     """The response up to its first stop string, ended by it; the same where it holds none."""
-    if not stop:
+    end = end_of_stop(unpack_ids(response.ids).tolist(), stop, tokenizer.decode) if stop else None
+    if end is None:
         return response
-    ids = unpack_ids(response.ids).tolist()
-
-    def holds(count: int) -> bool:
-        text = tokenizer.decode(ids[:count])
-        return any(one in text for one in stop)
-
-    if not holds(len(ids)):
-        return response
-    end = bisect_left(range(len(ids)), True, key=holds)
     return replace(
         response,
         ids=response.ids[: WORD * end],
@@ -39,3 +31,14 @@ def up_to_stop(response: Response, stop: Sequence[str], tokenizer: Tokenizer) ->
         spans=tuple(replace(one, end=min(one.end, end)) for one in response.spans if one.start < end),
         finish=Finish.STOP,
     )
+
+
+def unexplained_stops(samples: Sequence[Sample], sampling: SamplingParams) -> float:
+    """Share of samples that an engine calls ended although neither a stop token nor a stop string ends them."""
+    return sum(_is_unexplained(one, sampling) for one in samples) / max(1, len(samples))
+
+
+def _is_unexplained(sample: Sample, sampling: SamplingParams) -> bool:
+    if sample.finish_reason != Finish.STOP or int(sample.tokens[-1]) in sampling.stop_token_ids:
+        return False
+    return not any(text in sample.response for text in sampling.stop)

@@ -32,7 +32,7 @@ from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops import pass_rates
 from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.step_metrics import mean_metrics
-from polyrl_trainer.preparation import EvaluationPrompts, stop_token_ids
+from polyrl_trainer.preparation import EvaluationPrompts, spelled_stops, stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
 from polyrl_trainer.weights.policy_versions import PolicyVersions
@@ -194,4 +194,5 @@ def evaluation_sampling(sampling: EvaluationSampling, recipe: RecipeSpec, tokeni
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         stop_token_ids=stop_token_ids(recipe, tokenizer),
+        stop=spelled_stops(recipe),
     )

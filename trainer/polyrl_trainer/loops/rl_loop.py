@@ -39,7 +39,7 @@ from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import scored_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.steps_ahead import StepsAhead
-from polyrl_trainer.generation.stops import up_to_stop
+from polyrl_trainer.generation.stops import unexplained_stops, up_to_stop
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.generation.training_groups import TrainingGroups
 from polyrl_trainer.loops.critic import Critic
@@ -52,7 +52,7 @@ from polyrl_trainer.losses.by_engine import Drawers, with_engine_sums
 from polyrl_trainer.losses.critic import value_metrics
 from polyrl_trainer.losses.overlong import shaped_advantages, without_truncated
 from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
-from polyrl_trainer.preparation import stop_token_ids
+from polyrl_trainer.preparation import spelled_stops, stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.session import Session
@@ -343,6 +343,7 @@ class RlStep:
             values |= value_metrics(self._trained) | self._parts.critic.take_metrics(learned)
         values["data/epochs"] = self._parts.prompts.epochs(self._ahead.not_begun())
         engines = self._drawers.measures(self._sums)
+        values["rollout/unexplained_stop_ratio"] = unexplained_stops(self._trained, groups.own.plan.sampling)
         values["rollout/engine_share_max"] = share = max(engine_shares(engines).values(), default=0.0)
         state.results.reward = values["reward/mean"]
         status_values = {
@@ -364,4 +365,5 @@ def training_sampling(recipe: RecipeSpec, tokenizer: Tokenizer) -> SamplingParam
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         stop_token_ids=stop_token_ids(recipe, tokenizer),
+        stop=spelled_stops(recipe),
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from polyrl.weights import WeightsRef
 from polyrl_trainer.backend import TrainingBackend
@@ -27,6 +28,8 @@ class PolicyVersions:
     session: Session
     newest: tuple[int, bytes] = (-1, b"")
     """The version, and its manifest's hash, that the manager knew when this trainer came."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """That go with every version; name to content."""
     _served_here: bool = False
 
     async def ensure_published(self, backend: TrainingBackend) -> float:
@@ -56,4 +59,4 @@ class PolicyVersions:
         return self._publish(max(last, newest) + 1, backend)
 
     def _publish(self, version: int, backend: TrainingBackend) -> WeightsRef:
-        return self.publisher.publish(version, backend.export_weights(), backend.serving_files())
+        return self.publisher.publish(version, backend.export_weights(), {**backend.serving_files(), **self.files})

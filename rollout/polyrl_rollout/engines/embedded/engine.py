@@ -10,7 +10,7 @@ import asyncio
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 
@@ -92,7 +92,7 @@ class EmbeddedEngine:
             ours.close()
             raise
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         self._check_alive()
         check_request(request, self._limits.vocab_size, self._max_context)
         if self.version == NO_VERSION:

@@ -25,7 +25,7 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -138,7 +138,7 @@ class SGLangEngine:
         self._max_context = min(context, kv_tokens) - CONTEXT_SLACK
         return EngineCapacity(self._spec.max_running, kv_tokens, max_context=self._max_context)
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         self._server()
         check_request(request, self._limits.vocab_size, self._max_context)
         if self.version == NO_VERSION:
@@ -169,7 +169,7 @@ class SGLangEngine:
             if not self._running:
                 self._idle.set()
 
-    async def _stream(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         decoder, splitter = StreamDecoder(request), EventSplitter()
         async with self._http().post("/generate", json=request_body(request, self.version)) as response:
             if response.status != 200:

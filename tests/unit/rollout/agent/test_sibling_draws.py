@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class DrawingEngine:
     def __init__(self) -> None:
         self.seeds: list[int] = []
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         self.seeds.append(request.seed)
         draw = Draw(1.0, 1.0, top_k=-1, stream=request.seed)
         tokens, logprobs = draw_tokens(np.log(P, dtype=np.float32)[None], [draw], [len(request.input_ids)])

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl.sample import Finish, Response, Span
+from polyrl.sample import Finish, Response, SamplingParams, Span
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
-from polyrl_trainer.generation.stops import up_to_stop
+from polyrl_trainer.generation.stops import unexplained_stops, up_to_stop
 from polyrl_trainer.preparation import stop_token_ids
+from polyrl_trainer.sample import Sample
 
 TOKENIZER = CharacterTokenizer("abc.")
 
@@ -54,3 +55,15 @@ def test_engines_stop_at_tokens_that_hold_a_string_by_themselves() -> None:
         {"model": {"config": {"model_type": "qwen2"}}, "sampling": {"stop": [".", "ab"]}}
     )
     assert stop_token_ids(recipe, TOKENIZER) == (EOS_ID, EOS_ID + 4)
+
+
+def sample(text: str, finish: str) -> Sample:
+    ids = TOKENIZER.encode_text(text)
+    return Sample(np.array(ids), np.ones(len(ids)), prompt_length=0, response=text, finish_reason=finish)
+
+
+def test_ends_that_nothing_explains_are_counted() -> None:
+    sampling = SamplingParams(8, stop_token_ids=(EOS_ID, *TOKENIZER.encode_text("c")), stop=("ab", "bb"))
+    honest = [sample("ac", "stop"), sample("bab", "stop"), sample("ba", "length")]
+    assert unexplained_stops(honest, sampling) == 0
+    assert unexplained_stops([*honest, sample("ba", "stop")], sampling) == 0.25
