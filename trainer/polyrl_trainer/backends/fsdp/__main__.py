@@ -27,7 +27,7 @@ from polyrl_trainer.backends.fsdp.commands import (
     RankCommand,
     ScoreCommand,
 )
-from polyrl_trainer.backends.fsdp.heartbeat import RankHeartbeat
+from polyrl_trainer.backends.fsdp.heartbeat import RankHeartbeat, link_to_leader
 from polyrl_trainer.backends.fsdp.processes import DEVICE, SILENCE, rank_device
 from polyrl_trainer.backends.fsdp.rank_model import RankModel
 from polyrl_trainer.backends.fsdp.ranks import RankPlace, Ranks
@@ -57,7 +57,7 @@ def main() -> None:
 
 def _run(place: RankPlace, device: torch.device) -> None:
     ranks = Ranks(place, device)
-    heartbeat = RankHeartbeat(place, _lost, silent_s=float(os.environ[SILENCE]))
+    heartbeat = RankHeartbeat(link_to_leader(), _lost, silent_s=float(os.environ[SILENCE]))
     follow_leader(ranks)
     heartbeat.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ from typing import Final
 import torch
 
 from polyrl import parent_death_signal
-from polyrl_trainer.backends.fsdp.ranks import LOOPBACK, RankPlace
+from polyrl_trainer.backends.fsdp.heartbeat import LINK
+from polyrl_trainer.backends.fsdp.ranks import RankPlace
 
 DEVICE: Final = "POLYRL_RANK_DEVICE"
 """What kind of device a follower computes on: `cpu` or `cuda`."""
@@ -41,18 +43,22 @@ class Follower:
 
     rank: int
     process: subprocess.Popen[bytes]
+    link: socket.socket
+    """For heartbeats; the other end is that process's alone."""
 
 
 class Followers:
     """Those of one machine."""
 
-    def __init__(self, processes: int, port: int, kind: str, *, silent_s: float, threads: int) -> None:
+    def __init__(self, processes: int, meeting: int, kind: str, *, silent_s: float, threads: int) -> None:
         """Starts all but the first of `processes` ranks. The kernel ends them with the thread that calls this."""
-        places = [
-            RankPlace(rank, processes, local_rank=rank, address=LOOPBACK, port=port) for rank in range(1, processes)
-        ]
+        places = [RankPlace(rank, processes, local_rank=rank, meeting=meeting) for rank in range(1, processes)]
         environment = {DEVICE: kind, SILENCE: str(silent_s), "OMP_NUM_THREADS": str(threads)}
         self._all = [_start(place, environment) for place in places]
+
+    def links(self) -> dict[int, socket.socket]:
+        """By rank."""
+        return {one.rank: one.link for one in self._all}
 
     async def first_end(self) -> str:
         """Waits until one has ended, and says how."""
@@ -96,17 +102,24 @@ class Followers:
             except subprocess.TimeoutExpired:
                 one.process.kill()
                 one.process.wait()
+            one.link.close()
 
 
 def _start(place: RankPlace, own: Mapping[str, str]) -> Follower:
+    mine, theirs = socket.socketpair()
     environment = {
         **os.environ,
         **place.environment(),
         **own,
+        LINK: str(theirs.fileno()),
         parent_death_signal.PARENT_PID: str(os.getpid()),
     }
     command = [sys.executable, "-m", "polyrl_trainer.backends.fsdp"]
-    return Follower(place.rank, subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+    with theirs:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(place.meeting, theirs.fileno())
+        )
+    return Follower(place.rank, process, link=mine)
 
 
 def end_of(one: Follower, ranks: int) -> str:

@@ -6,7 +6,6 @@ Weights and gradients go by FSDP itself. What is here is small: commands, the nu
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from polyrl.errors import PolyRLError, RunFailed
+from polyrl_trainer.backends.loopback import strangers_here
 
 R = TypeVar("R")
 
@@ -29,29 +29,31 @@ COMMAND_TIMEOUT: Final = timedelta(days=7)
 noticed by `heartbeat`."""
 REASON_BYTES: Final = 512
 """Of a failure that a rank tells the others."""
-LOOPBACK: Final = "127.0.0.1"
+LOOPBACK_DEVICE: Final = "lo"
+MEETING: Final = "POLYRL_RANK_MEETING_FD"
+"""The descriptor of the group's store."""
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Who this process is, and where the group meets; the words of torchrun's environment."""
+    """Who this process is, in the words of torchrun's environment, and where the group meets."""
 
     rank: int
     ranks: int
     local_rank: int
     """On this machine: the number of its GPU."""
-    address: str
-    port: int
+    meeting: int
+    """The descriptor of a file in memory that only the group's processes have. Torch's own store listens on a port and
+    asks nobody who he is: any account of the machine could write into it, or end the group."""
 
     @classmethod
     def from_environment(cls) -> RankPlace:
-        """Raises KeyError where torchrun's variables are not set."""
+        """Raises KeyError where the variables are not set."""
         return cls(
             rank=int(os.environ["RANK"]),
             ranks=int(os.environ["WORLD_SIZE"]),
             local_rank=int(os.environ["LOCAL_RANK"]),
-            address=os.environ["MASTER_ADDR"],
-            port=int(os.environ["MASTER_PORT"]),
+            meeting=int(os.environ[MEETING]),
         )
 
     def environment(self) -> dict[str, str]:
@@ -60,41 +62,28 @@ class RankPlace:
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.ranks),
             "LOCAL_RANK": str(self.local_rank),
-            "MASTER_ADDR": self.address,
-            "MASTER_PORT": str(self.port),
+            MEETING: str(self.meeting),
         }
 
 
-def listening_socket(address: str, port: int = 0) -> socket.socket:
-    """Where the group will meet; bound before anybody else knows of it. `port` 0: the system chooses."""
-    made = socket.create_server((address, port), backlog=512)
-    made.set_inheritable(False)
-    return made
+def meeting_file() -> int:
+    """Where a group will meet; it is gone with the last process that has it."""
+    return os.memfd_create("polyrl-ranks")
 
 
 class Ranks:
     """One process's membership in the group. Collectives are in the order of calls, the same on every rank."""
 
-    def __init__(self, place: RankPlace, device: torch.device, listener: socket.socket | None = None) -> None:
-        """Meets the others; the leader brings the socket that they find it at. Raises RunFailed when they do not come
-        within COLLECTIVE_TIMEOUT."""
+    def __init__(self, place: RankPlace, device: torch.device) -> None:
+        """Meets the others. Raises RunFailed when they do not come within COLLECTIVE_TIMEOUT."""
         self.place = place
         self.device = device
-        if place.address == LOOPBACK:
-            # Nothing of a group on one machine is reached from outside.
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                os.environ.setdefault(name, "lo")
+        # Nothing of a group on one machine is reached from outside.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, LOOPBACK_DEVICE)
         try:
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                place.address,
-                place.port,
-                place.ranks,
-                is_master=place.rank == LEADER,
-                timeout=COLLECTIVE_TIMEOUT,
-                wait_for_workers=False,
-                # The store closes what it is given.
-                master_listen_fd=None if listener is None else listener.detach(),
-            )
+            store = dist.FileStore(f"/proc/self/fd/{place.meeting}", place.ranks)  # type: ignore[attr-defined]
+            store.set_timeout(COLLECTIVE_TIMEOUT)
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(
                 backend, store=store, rank=place.rank, world_size=place.ranks, timeout=COLLECTIVE_TIMEOUT
@@ -105,6 +94,12 @@ class Ranks:
             self.mesh: DeviceMesh = init_device_mesh(device.type, (place.ranks,))
         except (RuntimeError, ValueError) as error:
             raise RunFailed(f"the {place.ranks} ranks of the learner did not meet: {error}") from error
+        if found := strangers_here():
+            self.leave()
+            raise RunFailed(
+                f"rank {place.rank} of the learner is connected to a process of another account (uid {found[0]}), "
+                "which took another rank's place while they met"
+            )
 
     @property
     def leads(self) -> bool:

@@ -15,7 +15,7 @@ from polyrl_trainer.backends.configs import EngineConfig, ModelConfig, Optimizer
 from polyrl_trainer.backends.fsdp.heartbeat import SILENT_S, RankHeartbeat
 from polyrl_trainer.backends.fsdp.leader import ShardedBackend, ShardedLearners
 from polyrl_trainer.backends.fsdp.processes import Followers, rank_device
-from polyrl_trainer.backends.fsdp.ranks import LEADER, LOOPBACK, RankPlace, Ranks, listening_socket
+from polyrl_trainer.backends.fsdp.ranks import LEADER, RankPlace, Ranks, meeting_file
 from polyrl_trainer.backends.learners import Learners
 from polyrl_trainer.backends.policy import ReferenceScores
 
@@ -35,15 +35,14 @@ class LearnerGroup(Learners):
         self.size = ranks
         self._silence: str | None = None
         self._silent = threading.Event()
-        listener = listening_socket(LOOPBACK)
-        port = int(listener.getsockname()[1])
-        place = RankPlace(LEADER, ranks, local_rank=0, address=LOOPBACK, port=port)
-        self.followers = Followers(ranks, port, kind, silent_s=silent_s, threads=threads)
+        place = RankPlace(LEADER, ranks, local_rank=0, meeting=meeting_file())
+        self.followers = Followers(ranks, place.meeting, kind, silent_s=silent_s, threads=threads)
+        self._meeting = place.meeting
         self._heartbeat: RankHeartbeat | None = None
 
         def meet() -> Ranks:
-            met = Ranks(place, rank_device(kind, 0), listener)
-            self._heartbeat = RankHeartbeat(place, self._note_silence, silent_s=silent_s)
+            met = Ranks(place, rank_device(kind, 0))
+            self._heartbeat = RankHeartbeat(self.followers.links(), self._note_silence, silent_s=silent_s)
             return met
 
         self._learners = ShardedLearners(meet, ranks, threads, wait_seconds=wait_seconds, why_lost=self._why_lost)
@@ -76,6 +75,7 @@ class LearnerGroup(Learners):
             self._heartbeat.close()
         self._learners.close()
         self.followers.close()
+        os.close(self._meeting)
 
     def _note_silence(self, reason: str) -> None:
         self._silence = reason

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from polyrl_trainer.backends.fsdp.heartbeat import LastCounts
+from polyrl_trainer.backends.fsdp.heartbeat import LastHeard
 
 
-def test_a_count_that_stands_still_is_silence() -> None:
-    counts = LastCounts([1, 2], began=0.0, silent_s=10.0)
+def test_one_that_is_not_heard_any_more_is_silent() -> None:
+    heard = LastHeard([1, 2], began=0.0, silent_s=10.0)
     for now in range(1, 21):
-        counts.note(1, str(now).encode(), now)
-        counts.note(2, str(min(now, 9)).encode(), now)
-        assert counts.silent(now) == (2 if now > 19 else None)
+        heard.note(1, now)
+        if now <= 9:
+            heard.note(2, now)
+        assert heard.silent(now) == (2 if now > 19 else None)
 
 
 def test_one_that_never_came_is_silent_since_the_beginning() -> None:
-    counts = LastCounts([1], began=5.0, silent_s=10.0)
-    assert counts.silent(15.0) is None
-    assert counts.silent(15.1) == 1
+    heard = LastHeard([1], began=5.0, silent_s=10.0)
+    assert heard.silent(15.0) is None
+    assert heard.silent(15.1) == 1
