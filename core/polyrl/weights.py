@@ -100,7 +100,7 @@ class WeightsRef(msgspec.Struct, frozen=True, array_like=True):
     """CURVE server key of the endpoint, Z85."""
     manifest_hash: bytes = b""
     content: bytes = b""
-    """`weights_hash` of its manifest; empty: not known."""
+    """`weights_hash` of it; empty: not known."""
     vocabulary: int = 0
     """The model's number of tokens: every id that it generates is below; 0: not known."""
     receipt: bytes = b""
@@ -138,9 +138,9 @@ class Receipt:
         return self._hash.digest(HASH_BYTES)
 
 
-def weights_hash(manifest: VersionManifest) -> bytes:
-    """The same for two versions of the same weights and files."""
-    return digest(encode_manifest(msgspec.structs.replace(manifest, version=0, base=None)))
+def weights_hash(tensors: Iterable[TensorEntry], files: Iterable[FileEntry]) -> bytes:
+    """The same for two versions of the same weights and files, however they travel."""
+    return digest(msgspec.msgpack.encode((tuple(tensors), tuple(files))))
 
 
 def tensor_entry(name: str, dtype: str, shape: tuple[int, ...], offset: int, data: Buffer) -> TensorEntry:

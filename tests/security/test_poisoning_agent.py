@@ -40,6 +40,7 @@ from polyrl_trainer.session import Session, run_beside
 from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.testing.backend_conformance import MODEL as TINY
 from polyrl_trainer.testing.inline_calls import InlineCalls
+from polyrl_trainer.testing.memory_publisher import MemoryPublisher
 from polyrl_trainer.user_code.rewards import Failures, RewardFunction
 from polyrl_trainer.weights.policy_versions import PolicyVersions
 
@@ -90,7 +91,7 @@ class Policy:
     def __init__(self) -> None:
         self._model = create_policy(MODEL, EngineConfig("cpu")).model
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> WeightsRef:
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightsRef:
         self._model.load_state_dict(dict(tensors), strict=False)
         return WeightsRef(version, "tcp://127.0.0.1:1", public_key="k" * 40, manifest_hash=b"%d" % version)
 
@@ -156,9 +157,9 @@ async def train(folder: Path, client: RolloutClient, policy: Policy) -> None:
             rollouts=client,
             runner=runner,
             supply=supply,
-            versions=PolicyVersions(policy, client, session=session),
+            versions=PolicyVersions(MemoryPublisher(policy.publish), client, session=session),
         )
-        assert await run_beside(run_rl_training(parts, SPEC, session), runner.run(), supply.run())
+        assert await run_beside(run_rl_training(parts, SPEC, session), runner.run(), supply.run(), parts.versions.run())
     session.end(folder, "done")
 
 

@@ -191,7 +191,7 @@ async def _run_stages(
             return False
         try:
             async with _rollout_side(arguments, job, prepared, pools, session=session, client=client) as side:
-                services = side.runner.run(), side.supply.run()
+                services = side.runner.run(), side.supply.run(), side.versions.run()
                 done = await _until_left(arguments, stages, stages.run(side), *services)
         except Exception as error:
             if not isinstance(error, GroupLost) and not (arguments.hand_over and _is_temporary(error)):
@@ -304,7 +304,7 @@ async def _rollout_side(
             publisher,
             client,
             session=session,
-            newest=(known.version, known.manifest_hash),
+            newest=(known.version, known.content),
             files=stop_files(recipe, prepared.tokenizer),
         )
         yield RolloutSide(rollouts=client, runner=runner, supply=supply, versions=versions, evaluator=evaluator)

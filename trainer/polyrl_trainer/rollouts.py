@@ -18,6 +18,9 @@ class Rollouts(Protocol):
     async def publish(self, weights: WeightsRef) -> None:
         """Announces a weight version; agents pull it from where `weights` says."""
 
+    def served_at(self, version: int) -> float | None:
+        """Monotonic time at which the first engine had it verified; None: not known."""
+
     async def submit(self, groups: Sequence[Group]) -> None:
         """Requests these groups; a number already known is ignored. Raises RequestRefused for groups that cannot be."""
 

@@ -93,6 +93,7 @@ from polyrl.wire.trainer import (
     TrainerWelcome as TrainerWelcome,
     TurnDone as TurnDone,
     TurnsAwaited as TurnsAwaited,
+    VersionServed as VersionServed,
     Withdraw as Withdraw,
     engine_shares as engine_shares,
     excess_of_metrics as excess_of_metrics,

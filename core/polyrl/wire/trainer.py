@@ -273,6 +273,8 @@ class TrainerWelcome(Message, frozen=True, tag="twelcome"):
     """Hash of that version's manifest."""
     held: tuple[HeldGroup, ...] = ()
     """To a fresh trainer: what its predecessor submitted and did not acknowledge."""
+    content: bytes = b""
+    """Of that version's weights, as in PublishVersion."""
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
@@ -359,6 +361,12 @@ class GroupDropped(Message, frozen=True, tag="dropped"):
     detail: str
 
 
+class VersionServed(Message, frozen=True, tag="versionServed"):
+    """The first engine has verified the newest version. May be repeated; a trainer that is away does not hear it."""
+
+    version: int
+
+
 class TrainerHeartbeat(Message, frozen=True, tag="tbeat"):
     """Sign of life, in either direction."""
 
@@ -392,6 +400,7 @@ ToTrainer: TypeAlias = (
     | Batch
     | Late
     | GroupDropped
+    | VersionServed
     | Fenced
     | TrainerHeartbeat
 )

@@ -33,7 +33,9 @@ MAX_SAMPLES: Final = 2_000
 """Together; those of 250 steps."""
 MAX_SAMPLE_BYTES: Final = 2 << 20
 """Of samples together, as JSON; the newest ones stay."""
-STEP_PARTS: Final = frozenset({"gen", "train", "wait", "update_weights", "reward_tail", "other", "overlap"})
+STEP_PARTS: Final = frozenset({
+    "gen", "train", "wait", "update_weights", "publish_weights", "wait_for_weights", "reward_tail", "other", "overlap",
+})  # fmt: skip
 """Of a step's wall time, as the trainer names them."""
 TIMING: Final = "timing_s/"
 STEP_SECONDS: Final = f"{TIMING}step"

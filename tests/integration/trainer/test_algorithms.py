@@ -48,6 +48,7 @@ from polyrl_trainer.session import Session, run_beside
 from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.testing.inline_calls import InlineCalls
+from polyrl_trainer.testing.memory_publisher import MemoryPublisher
 from polyrl_trainer.user_code.own_algorithm import own_advantage, own_loss
 from polyrl_trainer.user_code.rewards import Failures, RewardFunction
 from polyrl_trainer.weights.policy_versions import PolicyVersions
@@ -78,9 +79,9 @@ def critic_of(spec: RecipeSpec, backend: TorchBackend) -> Critic | None:
     return Critic(backend_of(100, replace(MODEL, head="value")), spec)
 
 
-def write_model(folder: Path, backend: TorchBackend) -> Path:
+def write_model(folder: Path, backend: TorchBackend, tensors: Any = None) -> Path:
     folder.mkdir(parents=True)
-    save_file(dict(backend.export_weights()), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(dict(tensors or backend.export_weights()), folder / "model.safetensors", metadata={"format": "pt"})
     for name, content in backend.serving_files().items():
         (folder / name).write_bytes(content)
     return folder
@@ -106,17 +107,18 @@ class EngineRollouts(FakeRollouts):
         self._drawn: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
         self._rids = iter(range(10**6))
 
-    def publish_version(self, version: int) -> WeightsRef:
-        write_model(self._folder / str(version), self._backend)
+    def publish_version(self, version: int, tensors: Any) -> WeightsRef:
+        """The folder's, not the network's."""
+        write_model(self._folder / str(version), self._backend, tensors)
         return WeightsRef(version)
 
     async def publish(self, weights: WeightsRef) -> None:
         await self._engine.load_weights(weights.version, self._folder / str(weights.version))
         await super().publish(weights)
 
-    async def submit(self, groups: Any) -> None:
+    async def begin(self, groups: Any) -> None:
         await asyncio.gather(*(self._draw(group, index) for group in groups for index in range(group.n)))
-        await super().submit(groups)
+        await super().begin(groups)
 
     async def _draw(self, group: Group, index: int) -> None:
         request = GenerateRequest(
@@ -137,16 +139,6 @@ class EngineRollouts(FakeRollouts):
         _, log_probs = self._drawn[entry.group.id, index]
         drawn = np.asarray(log_probs, dtype="<f4").tobytes()
         return msgspec.structs.replace(super()._response(entry, index), logprobs=drawn)
-
-
-class Publisher:
-    """The folder's, not the network's."""
-
-    def __init__(self, rollouts: EngineRollouts) -> None:
-        self._rollouts = rollouts
-
-    def publish(self, version: int, tensors: Any, files: Any) -> WeightsRef:
-        return self._rollouts.publish_version(version)
 
 
 def sevens(sample: Sample) -> dict[str, float]:
@@ -182,7 +174,7 @@ async def train(
         rollouts=rollouts,
         runner=runner,
         supply=supply,
-        versions=PolicyVersions(Publisher(rollouts), rollouts, session=session),  # type: ignore[arg-type]
+        versions=PolicyVersions(MemoryPublisher(rollouts.publish_version), rollouts, session=session),  # type: ignore[arg-type]
         backend=backend,
         prompts=DataBuffer([prepare_prompts(rows, TOKENIZER, 40)], [1.0], seed=SEED),
         tokenizer=TOKENIZER,
@@ -190,7 +182,7 @@ async def train(
         critic=critic_of(spec, backend),
     )
     try:
-        assert await run_beside(run_rl_training(parts, spec, session), runner.run(), supply.run())
+        assert await run_beside(run_rl_training(parts, spec, session), runner.run(), supply.run(), parts.versions.run())
     finally:
         session.end(folder, "done")
         backend.close()

@@ -20,7 +20,6 @@ from polyrl.manifest.parts.user_code import EnvironmentSpec
 from polyrl.manifest.recipe import LoggingSpec, RecipeSpec, SampleLogSpec
 from polyrl.sample import DiscardReason, Finish, Purpose
 from polyrl.sample_record import SAMPLES, Chosen, parse_records
-from polyrl.weights import WeightsRef
 from polyrl.wire import unpack_ids
 from polyrl_trainer.backend import StepResult
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
@@ -42,6 +41,7 @@ from polyrl_trainer.session import Session, run_beside
 from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.testing.inline_calls import InlineCalls
+from polyrl_trainer.testing.memory_publisher import MemoryPublisher
 from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.rewards import CallTimedOut, CustomGroupFilter, Failures, RewardFunction
 from polyrl_trainer.user_code.workers.conversations import LocalConversations
@@ -107,12 +107,6 @@ def done(value):
     future = Future()
     future.set_result(value)
     return future
-
-
-class MemoryPublisher:
-    def publish(self, version, tensors, files):
-        assert list(tensors)
-        return WeightsRef(version)
 
 
 def echo(group, index, so_far):
@@ -206,7 +200,7 @@ class Run:
     async def beside(self, work):
         try:
             async with asyncio.timeout(60):
-                return await run_beside(work, self.host.run(), self.parts.supply.run())
+                return await run_beside(work, self.host.run(), self.parts.supply.run(), self.parts.versions.run())
         finally:
             self.session.end(self.session.checkpoints.folder.parent, "done")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -90,6 +91,8 @@ class RolloutClient(Rollouts):
         self._link = ManagerLink(self._locate, keys, self._hello, max_manager_outage_s)
         self._requests = PendingRequests(self._link.send)
         self._texts = SampleTexts(self._link.send, lambda sample, turn: self._turns.knows((sample, turn)))
+        self._served = (-1, 0.0)
+        """The newest version that an engine had, and since when."""
         self._first_welcome: asyncio.Future[TrainerWelcome] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -143,6 +146,10 @@ class RolloutClient(Rollouts):
 
     async def publish(self, weights: WeightsRef) -> None:
         await self._request(lambda n: self._announce(wire.PublishVersion.of(n, weights)), f"version {weights.version}")
+
+    def served_at(self, version: int) -> float | None:
+        known, at = self._served
+        return at if known == version else None
 
     async def submit(self, groups: Sequence[Group]) -> None:
         parts = tuple(submissions(groups))
@@ -297,6 +304,9 @@ class RolloutClient(Rollouts):
             self._cursor.drop(message)
             self._texts.forget([message.group])
             self._dropped.put_once(message.group, message)
+        elif isinstance(message, wire.VersionServed):
+            if message.version != self._served[0]:
+                self._served = message.version, time.monotonic()
         elif isinstance(message, wire.Accepted | wire.Declined | Batch | wire.Late):
             if isinstance(message, Batch):
                 self._cursor.see(message)

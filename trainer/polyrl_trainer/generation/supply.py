@@ -203,6 +203,11 @@ class AdoptedGroups:
         held = self._useful.values()
         return any((one.step, one.purpose) == (step, Purpose.TRAIN) and one.complete and one.content for one in held)
 
+    @property
+    def want_weights(self) -> bool:
+        """Whether some can be taken only by who knows what the weights are."""
+        return any(one.complete and one.content for one in self._useful.values())
+
     def forget(self, number: int) -> None:
         """The manager has dropped it."""
         self._useful.pop(number, None)

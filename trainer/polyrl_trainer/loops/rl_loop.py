@@ -1,6 +1,7 @@
 """Reinforcement learning, one step after the other.
 
-    publish version v ─> submit promptsPerStep groups (and over-sampled ones), and those of maxStaleness later steps
+    submit promptsPerStep groups (and over-sampled ones), and those of maxStaleness later steps ─> copy the weights
+        version v is hashed and announced, engines load it              (all the while)
         engines generate, user code scores                              (all the while)
         pull ─> complete groups ─> advantages ─> forward-backward       (as soon as minMicroBatchSamples are scored)
         ... until exactly a mini-batch is learned ─> one optimizer step ─> acknowledge
@@ -145,10 +146,12 @@ class RlStep:
 
     async def run(self) -> bool:
         """False when the run was asked to stop before the first optimizer step; nothing has changed then."""
-        parts = self._parts
-        self._clock.update_weights_s = await parts.versions.ensure_published(parts.backend)
+        parts, clock = self._parts, self._clock
+        if parts.supply.adopted.want_weights or not parts.versions.claim():
+            clock.update_weights_s = await parts.versions.ensure_published(parts.backend)
         groups = await self._ahead.begin(self._step)
-        self._clock.submitted(self._ahead.submitted_at(self._step))
+        clock.submitted(self._ahead.submitted_at(self._step))
+        clock.update_weights_s += await parts.versions.snapshot(parts.backend)
         whole = self._recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
         if not await (self._train_whole(groups) if whole else self._train_streamed(groups)):
             return (
@@ -334,6 +337,7 @@ class RlStep:
         state.carried = self._ahead.carried_prompts
         state.results.count_dropped(groups.dropped)
         clock.end(state.results)
+        clock.published(self._parts.versions.publish_s, self._parts.rollouts.served_at(groups.version))
         longest = max(one.response_length for one in self._trained)
         self._session.sequence_tokens_per_s = longest / max(clock.sequence_s, LEAST_GENERATE_S)
         reward_metrics = [scored.metrics for scored in self._scored]

@@ -35,12 +35,19 @@ class StepClock:
         self._submitted = self._started
         self._last_batch = self._started
         self.update_weights_s = self.reserved_s = self.generate_s = self.train_s = self.wait_s = 0.0
-        self.reward_tail_s = self.step_s = self.sequence_s = 0.0
+        self.reward_tail_s = self.step_s = self.sequence_s = self.publish_s = 0.0
+        self.fleet_wait_s: float | None = None
         self.optimizer_steps: list[StepResult] = []
 
     def submitted(self, at: float) -> None:
         """Engines generate for the step since then; with maxStaleness above 0 for a while already."""
         self._submitted = at
+
+    def published(self, seconds: float, served_at: float | None) -> None:
+        """What publishing took beside the learner, and when the first engine had the step's version."""
+        self.publish_s = seconds
+        if served_at is not None:
+            self.fleet_wait_s = max(0.0, served_at - max(self._submitted, self._started))
 
     def reserved_closes(self) -> None:
         """The reserved engine hands over what it still runs."""
@@ -96,6 +103,9 @@ class StepClock:
             "timing_s/train": self.train_s,
             "timing_s/wait": self.wait_s,
             "timing_s/update_weights": self.update_weights_s,
+            "timing_s/publish_weights": self.publish_s,
+            **({} if self.fleet_wait_s is None else {"timing_s/wait_for_weights": self.fleet_wait_s}),
+            "perf/update_weights_share": self.update_weights_s / max(self.step_s, NO_TIME_S),
             "timing_s/reward_tail": self.reward_tail_s,
             "timing_s/other": max(0.0, self.step_s - covered),
             "timing_s/overlap": max(0.0, self.generate_s + self.train_s + self.update_weights_s - self.step_s),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -53,6 +54,8 @@ class FakeRollouts:
         self._turns: asyncio.Queue[TurnDone] = asyncio.Queue()
         self._drops: asyncio.Queue[GroupDropped] = asyncio.Queue()
         self._changed = asyncio.Event()
+        self._early: list[Group] = []
+        """Whose version is yet to be published."""
         self._batches: dict[int, tuple[int, ...]] = {}
         self.submitted: list[Group] = []
         self.groups_acknowledged: list[int] = []
@@ -62,15 +65,33 @@ class FakeRollouts:
 
     async def publish(self, weights: WeightsRef) -> None:
         self.published.append(weights.version)
+        early, self._early = self._early, []
+        await self._begin_known([group for group in early if group.id in self._open])
+
+    def served_at(self, version: int) -> float | None:
+        return time.monotonic() if version in self.published else None
 
     async def submit(self, groups: Sequence[Group]) -> None:
         for group in groups:
-            assert group.min_version <= max(self.published) <= group.max_version, "no published version may generate it"
             self.submitted.append(group)
             reason = self._lose(group)
-            self._open[group.id] = _Open(group, max(self.published))
+            self._open[group.id] = _Open(group, -1)
             if reason is not None:
                 self._drop(group.id, reason, "made to vanish")
+        await self._begin_known(groups)
+
+    async def _begin_known(self, groups: Sequence[Group]) -> None:
+        newest = max(self.published, default=-1)
+        self._early += [group for group in groups if group.min_version > newest]
+        await self.begin([group for group in groups if group.min_version <= newest])
+
+    async def begin(self, groups: Sequence[Group]) -> None:
+        """Generates them all, with the version that was published last."""
+        newest = max(self.published, default=-1)
+        for group in groups:
+            assert newest <= group.max_version, "no published version may generate it"
+            if group.id in self._open:
+                self._open[group.id].version = newest
         samples = [(group, index) for group in groups for index in range(group.n)]
         self._random.shuffle(samples)
         for group, index in samples:

@@ -54,20 +54,23 @@ class Image:
 
 
 class Images:
-    """Makes images, and keeps those that were given back; one thread takes and gives."""
+    """Makes images, and keeps those that were given back."""
 
     def __init__(self) -> None:
         self._spare: list[Image] = []
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> Image:
         """One of `size` bytes, with whatever lies in it."""
-        for image in self._spare:
-            if len(image.data) == size:
-                self._spare.remove(image)
-                return image
-        self._spare.clear()
+        with self._lock:
+            for image in self._spare:
+                if len(image.data) == size:
+                    self._spare.remove(image)
+                    return image
+            self._spare.clear()
         return Image(size)
 
     def give_back(self, image: Image) -> None:
         image.expire()
-        self._spare = [image, *self._spare][:MAX_SPARE]
+        with self._lock:
+            self._spare = [image, *self._spare][:MAX_SPARE]

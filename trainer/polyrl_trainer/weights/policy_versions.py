@@ -1,4 +1,12 @@
-"""Which version the policy is, and which number it gets next."""
+"""Which version the policy is, which number it gets next, and its publication beside what the learner does.
+
+    claim          the number: prompts that want it can be submitted
+    snapshot       a copy of the weights: all that the learner waits for
+    run            cuts, hashes and announces what was copied, one version after the other
+
+A copy that still waits while the next one is made is never published: the step that wanted it has ended. So at most one
+is under way and one waits, however slow publishing is.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +15,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from polyrl.weights import WeightsRef
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
-from polyrl_trainer.weights.publisher import WeightPublisher
+from polyrl_trainer.weights.publisher import WeightPublisher, WeightsCopy
 
 
 @dataclass(eq=False)
@@ -27,36 +34,87 @@ class PolicyVersions:
     rollouts: Rollouts
     session: Session
     newest: tuple[int, bytes] = (-1, b"")
-    """The version, and its manifest's hash, that the manager knew when this trainer came."""
+    """The version, and the hash of its weights, that the manager knew when this trainer came."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """That go with every version; name to content."""
-    _served_here: bool = False
+    publish_s: float = 0.0
+    """What the newest publication took, beside the learner."""
+    _has_number: bool = False
+    """Whether the weights that this trainer came with have one."""
+    _is_claimed: bool = False
+    _waiting: tuple[int, WeightsCopy] | None = None
+    _came: asyncio.Event = field(default_factory=asyncio.Event)
+    _publishing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def ensure_published(self, backend: TrainingBackend) -> float:
-        """Publishes the backend's weights if they are not the newest version already; gives the seconds it took.
-
-        A resumed run publishes again in any case: its publisher and its manager know no versions yet.
-        """
+    def claim(self) -> bool:
+        """Gives changed weights their number before they are copied. False when it depends on the weights themselves,
+        as that of a trainer that has just come: then `ensure_published` comes first."""
         state = self.session.state
-        if self._served_here and not state.weights_changed:
+        if not self._has_number:
+            return False
+        if state.weights_changed:
+            self._number(state.version + 1)
+            self._is_claimed = True
+        return True
+
+    async def snapshot(self, backend: TrainingBackend) -> float:
+        """Copies what was claimed, to be published by `run`; the seconds that the learner waited."""
+        if not self._is_claimed:
             return 0.0
-        started = time.monotonic()
-        ref = await asyncio.to_thread(self._publish_next, state.version, backend)
-        await self.rollouts.publish(ref)
-        if ref.version > state.version + 1:
-            state.oldest_version = ref.version
-        state.version, state.weights_changed, self._served_here = ref.version, False, True
-        self.session.weights_content = ref.content
+        started, self._is_claimed = time.monotonic(), False
+        self._hand_over(self.session.state.version, await asyncio.to_thread(self._copy, backend))
         return time.monotonic() - started
 
-    def _publish_next(self, last: int, backend: TrainingBackend) -> WeightsRef:
-        newest, known = self.newest
-        self.newest = (-1, b"")
-        if newest >= 0:
-            ref = self._publish(newest, backend)
-            if ref.manifest_hash == known:
-                return ref
-        return self._publish(max(last, newest) + 1, backend)
+    async def run(self) -> None:
+        """Publishes what was copied, for as long as the run lives; raises what ends the run."""
+        while True:
+            await self._came.wait()
+            await self._publish_waiting()
 
-    def _publish(self, version: int, backend: TrainingBackend) -> WeightsRef:
-        return self.publisher.publish(version, backend.export_weights(), {**backend.serving_files(), **self.files})
+    async def ensure_published(self, backend: TrainingBackend) -> float:
+        """Returns once the backend's weights are the newest announced version; gives the seconds it took.
+
+        A resumed run publishes again in any case: its publisher knows no versions yet."""
+        started = time.monotonic()
+        if self.claim():
+            await self.snapshot(backend)
+        else:
+            copied = await asyncio.to_thread(self._copy, backend)
+            version = self._first_number(await asyncio.to_thread(self.publisher.content, copied))
+            if version > self.session.state.version + 1:
+                self.session.state.oldest_version = version
+            self._number(version)
+            self._has_number = True
+            self._hand_over(version, copied)
+        await self._publish_waiting()
+        return time.monotonic() - started
+
+    def _first_number(self, content: bytes) -> int:
+        newest, known = self.newest
+        return newest if newest >= 0 and content == known else max(self.session.state.version, newest) + 1
+
+    def _number(self, version: int) -> None:
+        self.session.state.version, self.session.state.weights_changed = version, False
+        # Those of the version before, and not yet known of this one.
+        self.session.weights_content = b""
+
+    def _copy(self, backend: TrainingBackend) -> WeightsCopy:
+        return self.publisher.snapshot(backend.export_weights(), {**backend.serving_files(), **self.files})
+
+    def _hand_over(self, version: int, copied: WeightsCopy) -> None:
+        if self._waiting is not None:
+            self.publisher.drop(self._waiting[1])
+        self._waiting = version, copied
+        self._came.set()
+
+    async def _publish_waiting(self) -> None:
+        """Returns once nothing waits and nothing is under way."""
+        async with self._publishing:
+            while self._waiting is not None:
+                (version, copied), self._waiting, started = self._waiting, None, time.monotonic()
+                ref = await asyncio.to_thread(self.publisher.publish_snapshot, version, copied)
+                await self.rollouts.publish(ref)
+                self.publish_s = time.monotonic() - started
+                if version == self.session.state.version:
+                    self.session.weights_content = ref.content
+            self._came.clear()

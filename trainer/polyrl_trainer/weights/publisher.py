@@ -1,7 +1,7 @@
 """Numbers of versions, and their bytes, ready for receivers: a snapshot in memory, cut and hashed on all cores.
 
 The newest `keep` versions stay, each as an image of its own (`images`); `server` sends from them. A publication copies
-the tensors once and hashes them once; it waits for no receiver.
+the tensors once (`snapshot`, after which they may change) and hashes them once; it waits for no receiver.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Final
 
 import structlog
 import torch
+from msgspec.structs import replace
 
 from polyrl import weights
 from polyrl.errors import ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
-from polyrl.weights import CHUNK_BYTES, TensorEntry, VersionManifest, WeightsRef
+from polyrl.weights import CHUNK_BYTES, FileEntry, TensorEntry, VersionManifest, WeightsRef
 from polyrl.wire import FromPuller, GetManifest
 from polyrl.wire.sealing import Handshake, LastingKeys
 from polyrl.wire.serving import Content
@@ -48,8 +49,18 @@ class _Kept:
     """By content hash."""
 
 
+@dataclass(eq=False)
+class WeightsCopy:
+    """The tensors of a version as they were when it was made."""
+
+    image: Image
+    tensors: list[TensorEntry]
+    """Without their checksums until somebody asks for them."""
+    files: dict[str, bytes]
+
+
 class WeightPublisher:
-    """Publishes until `close`. `publish` may be called from any one thread."""
+    """Publishes until `close`, one version at a time; `snapshot` and `drop` may be called meanwhile."""
 
     def __init__(
         self,
@@ -82,17 +93,33 @@ class WeightPublisher:
         )
         self.endpoint = dialled_endpoint(self.server, advertise)
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> WeightsRef:
-        """Makes `version` ready to be pulled; a snapshot, so the tensors may change afterwards.
-
-        Raises ProtocolError when `version` was published before with other content, or a tensor's dtype has no name.
-        """
-        begun = time.monotonic()
+    def snapshot(self, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> WeightsCopy:
+        """A copy: the tensors may change afterwards. Raises ProtocolError when a tensor's dtype has no name."""
         places = _places(tensors)
         image = self._images.take(sum(place.size for place, _ in places))
         for place, tensor in places:
             _copy(tensor, image.data[place.offset : place.offset + place.size])
-        kept = self._hold(self._describe(version, image, [place for place, _ in places], files))
+        return WeightsCopy(image, [place for place, _ in places], files=files)
+
+    def drop(self, snapshot: WeightsCopy) -> None:
+        """It is not published after all."""
+        self._images.give_back(snapshot.image)
+
+    def content(self, snapshot: WeightsCopy) -> bytes:
+        """`weights.weights_hash` of what it will be."""
+        self._check(snapshot)
+        return weights.weights_hash(snapshot.tensors, _entries(snapshot.files))
+
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> WeightsRef:
+        """`snapshot` and `publish_snapshot`."""
+        return self.publish_snapshot(version, self.snapshot(tensors, files))
+
+    def publish_snapshot(self, version: int, snapshot: WeightsCopy) -> WeightsRef:
+        """Makes it ready to be pulled as `version`. Raises ProtocolError when that was published before with other
+        content."""
+        begun = time.monotonic()
+        content = self.content(snapshot)
+        kept = self._hold(self._describe(version, snapshot))
         receipt = weights.Receipt()
         for chunk in weights.pieces(kept.image.data, self._chunk_bytes):
             receipt.add(chunk)
@@ -103,8 +130,8 @@ class WeightPublisher:
             endpoint=self.endpoint,
             public_key=self._public_key,
             manifest_hash=weights.manifest_hash(kept.body),
-            content=weights.weights_hash(kept.manifest),
-            vocabulary=_vocabulary(files),
+            content=content,
+            vocabulary=_vocabulary(snapshot.files),
             receipt=receipt.value,
         )
 
@@ -113,23 +140,27 @@ class WeightPublisher:
         self.server.close()
         self._hashing.shutdown()
 
-    def _describe(self, version: int, image: Image, places: list[TensorEntry], files: dict[str, bytes]) -> _Kept:
+    def _check(self, snapshot: WeightsCopy) -> None:
         def checked(place: TensorEntry) -> TensorEntry:
-            data = image.data[place.offset : place.offset + place.size]
-            return weights.tensor_entry(place.name, place.dtype, place.shape, place.offset, data)
+            data = snapshot.image.data[place.offset : place.offset + place.size]
+            return place if place.checksum else replace(place, checksum=weights.tensor_checksum(data))
 
-        chunks = weights.cut_chunks(image.data, self._chunk_bytes, self._hashing.map)
+        snapshot.tensors = list(self._hashing.map(checked, snapshot.tensors))
+
+    def _describe(self, version: int, snapshot: WeightsCopy) -> _Kept:
+        data = snapshot.image.data
+        chunks = weights.cut_chunks(data, self._chunk_bytes, self._hashing.map)
         manifest = VersionManifest(
             version,
             None,
             kind="full",
-            tensors=tuple(self._hashing.map(checked, places)),
+            tensors=tuple(snapshot.tensors),
             chunks=chunks,
-            files=tuple(weights.file_entry(name, content) for name, content in sorted(files.items())),
+            files=_entries(snapshot.files),
         )
-        data = weights.pieces(image.data, self._chunk_bytes)
-        by_hash = {chunk.hash: view for chunk, view in zip(chunks, data, strict=True)}
-        return _Kept(manifest, weights.encode_manifest(manifest), image=image, chunks=by_hash)
+        pieces = weights.pieces(data, self._chunk_bytes)
+        by_hash = {chunk.hash: view for chunk, view in zip(chunks, pieces, strict=True)}
+        return _Kept(manifest, weights.encode_manifest(manifest), image=snapshot.image, chunks=by_hash)
 
     def _hold(self, made: _Kept) -> _Kept:
         """Swaps in a new dict whole: the serving threads read it without a lock."""
@@ -171,6 +202,10 @@ def _places(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[TensorEnt
         places.append((entry, tensor))
         offset += size
     return places
+
+
+def _entries(files: dict[str, bytes]) -> tuple[FileEntry, ...]:
+    return tuple(weights.file_entry(name, content) for name, content in sorted(files.items()))
 
 
 def _copy(tensor: torch.Tensor, place: memoryview) -> None:

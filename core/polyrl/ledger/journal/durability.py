@@ -42,6 +42,8 @@ NEEDS: Final[Mapping[type[ToAgent | ToTrainer], Safety]] = {
     wire.Resend: Safety.COMMITTED,
     wire.Recall: Safety.COMMITTED,
     wire.TrainerHeartbeat: Safety.COMMITTED,
+    # A measure: nobody relies on it.
+    wire.VersionServed: Safety.COMMITTED,
     # Names only; what they stand for is fetched, and that waits.
     wire.TurnsAwaited: Safety.COMMITTED,
     wire.Fetched: Safety.COMMITTED,

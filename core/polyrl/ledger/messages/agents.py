@@ -238,12 +238,20 @@ def _serve(
         believed, version = False, engine.version
     if version != engine.version:
         transition.record(events.EngineServing(engine.name, version, at=transition.now))
+        _notify_if_first(transition, engine)
     retry_at = transition.now + transition.config.weights_retry_s if failed or not believed else inf
     transition.record(events.WeightsAwaited(engine.name, retry_at))
     for number in tuple(engine.running):
         assignment = transition.state.assignments[number]
         if not assignment.low <= engine.version <= assignment.high:
             move(transition, number, MoveCause.VERSION_CHANGED)
+
+
+def _notify_if_first(transition: Transition, engine: LeasedEngine) -> None:
+    state, version = transition.state, engine.version
+    served = any(other.version == version for name, other in state.engines.items() if name != engine.name)
+    if version == state.weights.version and not served:
+        transition.answer(wire.VersionServed(version))
 
 
 def _wavers(transition: Transition, engine: LeasedEngine, version: int) -> bool:

@@ -135,6 +135,7 @@ def _welcome(state: LedgerState, *, with_held: bool) -> wire.TrainerWelcome:
         next_group=state.next_group,
         version=state.weights.version,
         manifest_hash=state.weights.manifest_hash,
+        content=state.weights.content,
         held=tuple(_held(state, entry) for entry in state.groups.values()) if with_held else (),
     )
 
@@ -386,7 +387,8 @@ def _end_step(transition: Transition, message: wire.EndStep) -> None:
 
 def _publish(transition: Transition, message: wire.PublishVersion) -> None:
     newest, published = transition.state.weights, message.weights
-    if published.version == newest.version and published.manifest_hash != newest.manifest_hash:
+    same = published.manifest_hash == newest.manifest_hash or newest.content == published.content != b""
+    if published.version == newest.version and not same:
         raise _Refusal(f"version {published.version} was published before, with other contents")
     if published.version < newest.version or published == newest:
         return

@@ -40,6 +40,7 @@ from polyrl.wire import (
     TrainerHello,
     TrainerWelcome,
     TurnDone,
+    VersionServed,
 )
 from polyrl_rollout.testing.simulation.invariants import Violation
 from polyrl_rollout.testing.simulation.model import STOP_TOKEN, receipt_of
@@ -48,6 +49,8 @@ from polyrl_rollout.testing.simulation.world import Link, World
 NEXT_DEADLINE_S: Final = 5.0
 CHECKPOINT_SHARE: Final = 0.7
 """Of the steps that begin with a checkpoint."""
+PROMPTS_FIRST_SHARE: Final = 0.5
+"""Of the steps whose prompts are submitted before their version is published."""
 REPLACEMENTS: Final = 30
 """Groups replaced in one step before the trainer takes what it has: filters may leave nothing to find."""
 
@@ -234,7 +237,7 @@ class SimulatedTrainer:
             if known not in ("", message.journal):
                 self._submit_again()
         else:
-            assert isinstance(message, TrainerHeartbeat)
+            assert isinstance(message, TrainerHeartbeat | VersionServed)
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
@@ -289,7 +292,10 @@ class SimulatedTrainer:
         self._step, self._replaced, self._optimized, self._gave_up = step, 0, 0, False
         self._missing = groups * self.schedule.n
         self._mini = self._to_boundary = self._missing // self.schedule.mini_batches
-        if fresh:
+        if fresh and Random(f"{self.schedule.seed}/publish/{step}").random() < PROMPTS_FIRST_SHARE:
+            # Prompts first, and the version that they want while the engines go on with what they have.
+            self.world.after(self.rng.uniform(0.0, 1.0), self._unless_replaced(lambda: self._publish(step)))
+        elif fresh:
             self._publish(step)
         if self.rng.random() < 0.1:
             self.world.after(self.rng.uniform(0.1, 2.0), self._unless_replaced(lambda: self._publish(step + 1)))

@@ -18,6 +18,7 @@ from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import AdoptedGroups, GroupPlan, GroupSupply, StepGroups
+from polyrl_trainer.testing.memory_publisher import MemoryPublisher
 from polyrl_trainer.user_code.verdicts import Reward
 from polyrl_trainer.weights.policy_versions import PolicyVersions
 
@@ -235,11 +236,11 @@ async def test_turns_of_adopted_groups_wait_until_somebody_knows_their_prompt() 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-class Publisher:
-    """The hash names version and weights, as a manifest's does."""
+class Publisher(MemoryPublisher):
+    """Of weights that never change."""
 
-    def publish(self, version: int, tensors: Any, files: Any) -> WeightsRef:
-        return WeightsRef(version, manifest_hash=f"{version} of these".encode())
+    def content(self, snapshot: Any) -> bytes:
+        return b"these"
 
 
 class Backend:
@@ -252,7 +253,7 @@ class Backend:
 
 @pytest.mark.parametrize(
     ("newest", "expected"),
-    [((-1, b""), 4), ((4, b"4 of these"), 4), ((4, b"4 of others"), 5), ((9, b"9 of others"), 10)],
+    [((-1, b""), 4), ((4, b"these"), 4), ((4, b"others"), 5), ((9, b"others"), 10)],
     ids=["manager knows none", "same weights", "other weights", "other weights, far ahead"],
 )
 async def test_a_number_names_one_content_for_ever(newest: tuple[int, bytes], expected: int) -> None:

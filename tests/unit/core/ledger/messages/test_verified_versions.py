@@ -11,13 +11,16 @@ from polyrl.ledger import Effects, LedgerConfig, events
 from polyrl.sample import Pool
 from polyrl.weights import WeightsRef
 from polyrl.wire import (
+    Accepted,
     Announce,
     Assign,
+    Declined,
     GroupDropped,
     HandBack,
     HandBackReason,
     Hello,
     PublishVersion,
+    VersionServed,
     WeightsFailed,
     WeightsLoaded,
 )
@@ -190,3 +193,29 @@ def test_who_claims_a_short_context_ends_no_prompt_that_fits_another_one_that_is
     assert not sent(stage.submit(), GroupDropped)
     stage.agent("honest", loaded(0, b"r0"))
     assert stage.placed() == {"honest": ["0.0"], "liar": []}
+
+
+def test_the_same_weights_may_be_published_again_in_another_form_under_their_number_and_no_others() -> None:
+    stage = Stage()
+
+    def publish_again(digest: bytes, content: bytes) -> Any:
+        where = WeightsRef(1, "tcp://p", public_key="key", manifest_hash=digest, content=content)
+        return sent(stage.trainer(PublishVersion.of(stage.request(), where)), Accepted | Declined)[0]
+
+    assert isinstance(publish_again(b"delta", b"these"), Accepted)
+    assert isinstance(publish_again(b"anchor", b"these"), Accepted)
+    assert stage.ledger.state.weights.manifest_hash == b"anchor"
+    assert isinstance(publish_again(b"other", b"others"), Declined)
+    assert isinstance(publish_again(b"other", b""), Declined)
+    assert isinstance(publish_again(b"anchor", b""), Accepted)
+
+
+def test_the_trainer_hears_when_the_first_engine_has_the_newest_version() -> None:
+    stage = published(1, 2)
+    for name in ("a", "b"):
+        stage.agent(name, msgspec.structs.replace(HELLO, engine=name))
+    heard = [
+        sent(stage.agent(name, loaded(version, b"r%d" % version)), VersionServed)
+        for name, version in (("a", 1), ("a", 2), ("b", 2))
+    ]
+    assert heard == [[], [VersionServed(2)], []]
