@@ -3,8 +3,9 @@
 connections   as many as may be open at once; one that has shown no key after HANDSHAKE_S, or has asked for nothing
               and read nothing for IDLE_S, is closed
 rooms         sealed frames on their way lie in rooms of a frame each, used again and again; there are as many as
-              `max_bytes` holds. While somebody waits for one, a receiver that holds one and has read nothing for
-              STALL_S loses its connection, so those who read go on
+              `max_bytes` holds. While somebody waits for one, a receiver that holds one and has read less than
+              LEAST_READ in STALL_S loses its connection, whatever it asks for meanwhile. The last quarter is for
+              addresses that hold none, so whoever has one machine takes not all, and those who read go on
 fairness      a frame per receiver and turn
 """
 
@@ -16,7 +17,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -36,6 +37,8 @@ MAX_CONNECTIONS: Final = 5120
 half of the files that this process may open are the trainer's own."""
 HANDSHAKE_S: Final = 5.0
 STALL_S: Final = 5.0
+LEAST_READ: Final = 64 << 10
+"""Bytes of a frame in STALL_S: as many rooms as there are, read so slowly, take a link of 30 Mbit/s."""
 IDLE_S: Final = 60.0
 """As long as a receiver waits for its next chunk."""
 CHECK_S: Final = 0.5
@@ -55,7 +58,10 @@ class _Peer:
     connection: ServedConnection
     begun: float
     heard: float
-    """When it last sent or read something."""
+    """When it last sent something or, with a room, had read LEAST_READ more of it."""
+    address: str = ""
+    read: int = 0
+    """Since `heard`."""
     left: memoryview = field(default_factory=lambda: memoryview(b""))
     """Of the piece on its way."""
     room: memoryview | None = None
@@ -105,13 +111,13 @@ class WeightServer:
     def accept(self) -> None:
         """Gives a new connection to the thread with the fewest."""
         with contextlib.suppress(OSError):
-            connected, _ = self._listener.accept()
+            connected, (address, *_) = self._listener.accept()
             if self.num_connections >= self._most:
                 connected.close()
                 return
             connected.setblocking(False)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            min(self._threads, key=lambda thread: thread.num_connections).adopt(connected)
+            min(self._threads, key=lambda thread: thread.num_connections).adopt(connected, address)
 
 
 class _ServingThread(threading.Thread):
@@ -121,8 +127,10 @@ class _ServingThread(threading.Thread):
         super().__init__(name="weight-server", daemon=True)
         self._server, self._selector = server, selectors.DefaultSelector()
         self._rooms_left, self._rooms = rooms, list[memoryview]()
+        self._spare, self._held = rooms // 4, Counter[str]()
+        """Rooms for addresses that hold none, and how many each one holds."""
         self._wake, self._waker = socket.socketpair()
-        self._new: deque[socket.socket] = deque()
+        self._new: deque[tuple[socket.socket, str]] = deque()
         self._peers: set[_Peer] = set()
         self._waiting: deque[_Peer] = deque()
         """For a room; nothing is selected for them."""
@@ -136,9 +144,9 @@ class _ServingThread(threading.Thread):
     def listen(self, listener: socket.socket) -> None:
         self._selector.register(listener, selectors.EVENT_READ, self._server.accept)
 
-    def adopt(self, connected: socket.socket) -> None:
+    def adopt(self, connected: socket.socket, address: str) -> None:
         """Called by any thread."""
-        self._new.append(connected)
+        self._new.append((connected, address))
         self._waker.send(b"\0")
 
     def stop(self) -> None:
@@ -167,9 +175,9 @@ class _ServingThread(threading.Thread):
     def _take_new(self) -> None:
         self._wake.recv(READ_BYTES)
         while self._new:
-            now, connected = time.monotonic(), self._new.popleft()
+            now, (connected, address) = time.monotonic(), self._new.popleft()
             connection = ServedConnection(self._server.handshake(), self._server.find)
-            peer = _Peer(connected, connection, begun=now, heard=now)
+            peer = _Peer(connected, connection, begun=now, heard=now, address=address)
             self._peers.add(peer)
             self._selector.register(connected, selectors.EVENT_READ, peer)
 
@@ -192,7 +200,8 @@ class _ServingThread(threading.Thread):
             data = peer.socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionResetError
-            peer.heard = time.monotonic()
+            if peer.room is None:
+                peer.heard = time.monotonic()
             peer.connection.receive(data)
 
     def _write(self, peer: _Peer) -> None:
@@ -207,33 +216,48 @@ class _ServingThread(threading.Thread):
             peer.left = peer.connection.next(peer.room)
         with contextlib.suppress(BlockingIOError):
             sent = peer.socket.send(peer.left)
-            peer.left, peer.heard = peer.left[sent:], time.monotonic()
+            peer.left, peer.read = peer.left[sent:], peer.read + sent
+            if peer.read >= LEAST_READ:
+                peer.heard, peer.read = time.monotonic(), 0
         if not peer.left:
             self._give_room(peer)
         self._select(peer, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def _get_room(self, peer: _Peer) -> bool:
         if peer.room is None:
-            if not self._rooms and self._rooms_left:
-                self._rooms_left -= 1
-                self._rooms.append(memoryview(bytearray(ROOM_BYTES)))
-            if self._rooms:
-                peer.room = self._rooms.pop()
-                # It may have come for another reason than its turn: a turn that it no longer needs is another's.
-                with contextlib.suppress(ValueError):
-                    self._waiting.remove(peer)
+            if self._may_have_room(peer):
+                self._take_room(peer)
             elif peer not in self._waiting:
                 self._waiting.append(peer)
                 self._select(peer, selectors.EVENT_READ)
         return peer.room is not None
 
+    def _may_have_room(self, peer: _Peer) -> bool:
+        return len(self._rooms) + self._rooms_left > (self._spare if self._held[peer.address] else 0)
+
+    def _take_room(self, peer: _Peer) -> None:
+        if not self._rooms:
+            self._rooms_left -= 1
+            self._rooms.append(memoryview(bytearray(ROOM_BYTES)))
+        peer.room, peer.heard, peer.read = self._rooms.pop(), time.monotonic(), 0
+        self._held[peer.address] += 1
+        # It may have come for another reason than its turn: a turn that it no longer needs is another's.
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(peer)
+
     def _give_room(self, peer: _Peer) -> None:
         if peer.room is not None:
             self._rooms.append(peer.room)
-            peer.room = None
+            self._held[peer.address] -= 1
+            if not self._held[peer.address]:
+                del self._held[peer.address]
+            peer.room, peer.heard = None, time.monotonic()
         # Also for one that had none and ends: it may have been its turn.
-        if self._waiting and self._rooms:
-            self._select(self._waiting.popleft(), selectors.EVENT_READ | selectors.EVENT_WRITE)
+        for waiting in self._waiting:
+            if self._may_have_room(waiting):
+                self._waiting.remove(waiting)
+                self._select(waiting, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                return
 
     def _select(self, peer: _Peer, events: int) -> None:
         if self._selector.get_key(peer.socket).events != events:
@@ -246,7 +270,7 @@ class _ServingThread(threading.Thread):
             stalls = self._waiting and peer.room is not None and silent > self._server.stall_s
             if strange or stalls or (silent > IDLE_S and peer not in self._waiting):
                 if peer.room is not None:
-                    self._server.stalled.add("a receiver reads nothing")
+                    self._server.stalled.add("a receiver reads too little")
                 self._end(peer)
 
     def _end(self, peer: _Peer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 
@@ -11,7 +12,7 @@ import zmq
 
 from polyrl.wire.sealing import Handshake, LastingKeys
 from polyrl.wire.serving import Content
-from polyrl_trainer.weights.server import WeightServer, _Peer, _ServingThread
+from polyrl_trainer.weights.server import LEAST_READ, STALL_S, WeightServer, _Peer, _ServingThread
 
 
 class Asking:
@@ -20,17 +21,26 @@ class Asking:
     is_waiting = False
     is_authentic = True
 
+    def receive(self, data: bytes) -> None:
+        """Keeps nothing of what it asks."""
+
+    def next(self, room: memoryview) -> memoryview:
+        return room
+
 
 def handshake() -> Handshake:
     public, secret = (part.decode() for part in zmq.curve_keypair())
     return Handshake(LastingKeys.of(secret, public, public))
 
 
+ROOMS = 1
+
+
 @pytest.fixture
 def thread() -> Iterator[_ServingThread]:
     """A serving thread of one room that is not started: the test takes its turns."""
     server = WeightServer("tcp://127.0.0.1:*", handshake, lambda _: Content(memoryview(b""), nullcontext))
-    thread = _ServingThread(server, 1)
+    thread = _ServingThread(server, ROOMS)
     yield thread
     server.close()
     for ours in (thread._wake, thread._waker, thread._selector):
@@ -41,16 +51,21 @@ def thread() -> Iterator[_ServingThread]:
 def peers(thread: _ServingThread) -> Iterator[list[_Peer]]:
     """The first has the room, the others wait for it in order."""
     with ExitStack() as stack:
-        made = []
-        for _ in range(3):
-            ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
-            assert theirs.fileno() >= 0
-            peer = _Peer(ours, Asking(), begun=0.0, heard=0.0)  # type: ignore[arg-type]
-            thread._peers.add(peer)
-            thread._selector.register(ours, 1, peer)
-            made.append(peer)
+        made = [connect(thread, stack)[0] for _ in range(3)]
+        for peer in made:
             thread._get_room(peer)
         yield made
+
+
+def connect(thread: _ServingThread, stack: ExitStack, address: str = "10.0.0.1") -> tuple[_Peer, socket.socket]:
+    """A connection from an address, and its other end."""
+    ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
+    ours.setblocking(False)
+    now = time.monotonic()
+    peer = _Peer(ours, Asking(), begun=now, heard=now, address=address)  # type: ignore[arg-type]
+    thread._peers.add(peer)
+    thread._selector.register(ours, 1, peer)
+    return peer, theirs
 
 
 def is_called(thread: _ServingThread, peer: _Peer) -> bool:
@@ -74,3 +89,57 @@ def test_who_got_a_room_out_of_turn_takes_no_second_turn(thread: _ServingThread,
     thread._give_room(third)
     assert is_called(thread, second)
     assert not thread._waiting
+
+
+def test_asking_for_more_keeps_no_room(thread: _ServingThread, peers: list[_Peer]) -> None:
+    """One byte of a request every few seconds kept a receiver that read nothing in its room for ever."""
+    first, _, third = peers
+    with ExitStack() as stack:
+        asks, theirs = connect(thread, stack)
+        thread._give_room(first)
+        assert thread._get_room(asks)
+        taken_at = asks.heard
+        theirs.send(b"1")
+        thread._read(asks)
+        assert asks.heard == taken_at
+        thread._end_overdue(taken_at + STALL_S - 0.1)
+        assert asks in thread._peers
+        thread._end_overdue(taken_at + STALL_S + 0.1)
+        assert asks not in thread._peers
+    assert is_called(thread, third)
+
+
+def test_reading_a_little_keeps_no_room_and_reading_on_does(thread: _ServingThread, peers: list[_Peer]) -> None:
+    with ExitStack() as stack:
+        thread._give_room(peers[0])
+        reads, theirs = connect(thread, stack)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        thread._write(reads)
+        since, reads.read = reads.heard, 0
+        while reads.left and reads.heard == since:
+            assert reads.read < LEAST_READ
+            theirs.recv(16 << 10)
+            thread._write(reads)
+        assert reads.heard > since
+        assert reads.read == 0
+        since = reads.heard
+        while not reads.read:
+            theirs.recv(16 << 10)
+            thread._write(reads)
+        assert reads.heard == since
+
+
+def test_the_last_rooms_are_for_addresses_that_hold_none(thread: _ServingThread) -> None:
+    eight = _ServingThread(thread._server, 8)
+    with ExitStack() as stack:
+        stack.callback(eight._selector.close)
+        one = [connect(eight, stack)[0] for _ in range(10)]
+        assert [eight._get_room(peer) for peer in one] == [True] * 6 + [False] * 4
+        other, again = (connect(eight, stack, "10.0.0.2")[0] for _ in range(2))
+        assert eight._get_room(other)
+        assert not eight._get_room(again), "it holds one, and only a spare one is left"
+        eight._give_room(other)
+        assert is_called(eight, again), "its own turn comes before those who hold the others"
+        assert not any(is_called(eight, peer) for peer in one)
+        for ours in (eight._wake, eight._waker):
+            ours.close()
