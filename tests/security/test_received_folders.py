@@ -136,6 +136,8 @@ ODD = {
     "metrics.jsonl": lambda place: place.symlink_to("/etc/passwd"),
     "summary.json": lambda place: place.symlink_to("/nonexistent"),
     "run": lambda place: place.symlink_to("/tmp"),
+    "checkpoints/c/COMPLETE.json": os.mkfifo,
+    "checkpoints/c": lambda place: place.symlink_to("/tmp"),
 }
 """What no run makes, where commands read."""
 
@@ -146,6 +148,7 @@ def test_commands_read_no_pipe_and_through_no_link(received: Path, name: str) ->
         (received / "run").rmdir()
     elif name == "job.json":
         (received / name).unlink()
+    (received / name).parent.mkdir(parents=True, exist_ok=True)
     ODD[name](received / name)
     honest = received.with_name("honest")
     honest.mkdir()
@@ -163,6 +166,11 @@ def test_commands_read_no_pipe_and_through_no_link(received: Path, name: str) ->
 
 ROW = '{"time": 1.0, "phase": "rl", "step": 1, "reward/mean": 0.5}'
 HUGE = "1" + "0" * 400
+MOMENTS = """{"time": 1e308, "t": -1e308, "event": "run"}
+{"time": -1e308, "t": 1e308, "event": "started", "worker": "rollout-0"}
+{"time": 1e308, "t": 1e308, "event": "serving", "worker": "rollout-0"}
+{"time": -1e308, "t": 1, "event": "reclaimed", "worker": "rollout-0"}
+"""
 NUMBERS = {
     "step": ("metrics.jsonl", ROW + ROW.replace('"step": 1', f'"step": {HUGE}')),
     "time": ("metrics.jsonl", ROW + ROW.replace("1.0", HUGE)),
@@ -172,6 +180,12 @@ NUMBERS = {
     "many-seconds": ("summary.json", '{"outcome": "succeeded", "wallSeconds": 1e308}'),
     "words": ("summary.json", '{"outcome": "succeeded", "samplesTrained": "x", "stepTimeRatio": "x"}'),
     "lists": ("summary.json", '{"outcome": "succeeded", "cost": {"total": [1], "currency": []}}'),
+    "values": ("metrics.jsonl", "".join(ROW.replace("0.5", text) for text in ("1e308", "-1e308") * 15)),
+    "evaluated": (
+        "metrics.jsonl",
+        ROW.replace("rl", "eval").replace("reward/mean", "eval/reward").replace("0.5", HUGE) * 2,
+    ),
+    "moments": ("fleet.jsonl", MOMENTS),
     "digits": ("summary.json", f'{{"outcome": "succeeded", "samplesTrained": {HUGE * 9}}}'),
 }
 """A file of a received run, and what stands in it."""
@@ -181,7 +195,10 @@ NUMBERS = {
 def test_numbers_that_are_none_end_no_command(received: Path, what: str) -> None:
     name, text = NUMBERS[what]
     (received / name).write_text(text.replace("}{", "}\n{"))
-    for command in (["ls", str(received.parent)], ["compare", str(received), str(received)], ["report", str(received)]):
+    job = PolyRLJob.model_validate(raw_job()).model_dump_json(by_alias=True, exclude_none=True)
+    (received / "job.json").write_text(job)
+    run = str(received)
+    for command in (["ls", str(received.parent)], ["compare", run, run], ["report", run], ["top", run, "--once"]):
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.exception
         assert len(done.stdout) < 4000

@@ -88,7 +88,8 @@ class RunFolder:
         """What commands read of a run."""
         run = (self.lock.parent, self.lock, self.job, self.endpoints, self.epoch, self.manifest_dir)
         written = (self.timeline, self.metrics, self.samples, self.trainer_result, self.summary, self.journal)
-        return [*run, *written, *self.older_journals()]
+        kept = (self.checkpoints, *self.checkpoints.glob("*"), *self.checkpoints.glob("*/*"))
+        return [*run, *written, *self.older_journals(), *kept]
 
     def odd_file(self) -> Path | None:
         """One that no run makes: a pipe, which would be read for ever, or a link to what is not the run's. A received

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from polyrl.errors import UserError
 from polyrl.manifest.job import read_job
@@ -17,6 +17,9 @@ from polyrl.model_card import ORIGIN, REWARD_MODEL
 from polyrl_cli.local.run_folder import RunFolder, existing_folder
 from polyrl_cli.model.export import read_origin
 from polyrl_cli.model.sealed import MODEL, find_checkpoint
+
+SHOWN_REASON: Final = 200
+"""Characters of a foreign error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +52,9 @@ def generate_lines(
             f"{folder}: a reward model gives a number and writes nothing; its card shows how to score with it"
         )
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = _loaded(AutoTokenizer, folder)
     ids = prompt_ids(tokenizer, prompt, chat=origin.chat, system_prompt=origin.system_prompt)
-    auto_model: Any = AutoModelForCausalLM
-    model = auto_model.from_pretrained(folder, local_files_only=True)
+    model = _loaded(AutoModelForCausalLM, folder)
     torch.manual_seed(wanted.seed)
     how = {"do_sample": True, "temperature": wanted.temperature} if wanted.temperature else {"do_sample": False}
     # Whatever else a generation config may ask for, samples were drawn from the policy as it is.
@@ -65,6 +67,14 @@ def generate_lines(
     output = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=limit, **how)
     for answer in output[:, len(ids) :]:
         yield tokenizer.decode(answer, skip_special_tokens=True)
+
+
+def _loaded(kind: Any, folder: Path) -> Any:
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:SHOWN_REASON]
+        raise UserError(f"{folder}: cannot be loaded, and code of a model's folder is not run: {reason}") from error
 
 
 def _context(place: Path, config: Any) -> int | None:

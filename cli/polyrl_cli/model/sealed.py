@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -20,6 +22,8 @@ from polyrl.errors import UNDECODABLE, UserError
 
 SEAL: Final = "COMPLETE.json"
 MODEL: Final = "model"
+
+NOT_SEALED: Final = "is not what the checkpoint was sealed with (size or checksum)"
 
 LEARNERS_OWN: Final = ("optimizer.safetensors", "rng.safetensors", "training_state.json", "value_head.safetensors")
 """Of no use to those who use the model, and twice its size."""
@@ -97,15 +101,29 @@ def new_folder(target: Path) -> Iterator[Path]:
 def copy_sealed(source: Path, target: Path, sealed: SealedFile) -> None:
     """Copies a file that must be what was sealed, onto the disk. Raises UserError when it is not."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
-    check_sealed(target, sealed)
-    with target.open("rb") as copied:
+    # A device that ends never, and a pipe that nobody writes to, have no size that was sealed.
+    with _opened(source, sealed) as opened, target.open("xb") as copied:
+        shutil.copyfileobj(opened, copied)
+        copied.flush()
         os.fsync(copied.fileno())
+    check_sealed(target, sealed)
 
 
 def check_sealed(file: Path, sealed: SealedFile) -> None:
     """Raises UserError when a file is not what was sealed."""
-    with file.open("rb") as opened:
+    with _opened(file, sealed) as opened:
         digest = hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
-    if (file.stat().st_size, digest) != (sealed.size, sealed.xxh3):
-        raise UserError(f"{file.name}: is not what the checkpoint was sealed with (size or checksum)")
+    if digest != sealed.xxh3:
+        raise UserError(f"{file.name}: {NOT_SEALED}")
+
+
+@contextmanager
+def _opened(file: Path, sealed: SealedFile) -> Iterator[BufferedReader]:
+    """An ordinary file of the sealed size, reached through no link in its own folder."""
+    if file.is_symlink() or file.parent.is_symlink():
+        raise UserError(f"{file}: a link, which no run makes there")
+    with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+        found = os.fstat(opened.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size != sealed.size:
+            raise UserError(f"{file.name}: {NOT_SEALED}")
+        yield opened

@@ -18,7 +18,7 @@ import msgspec
 
 from polyrl.errors import UNDECODABLE
 from polyrl.history.fleet import FLEET, RUN, FleetEvent
-from polyrl.history.rows import MetricsRow, parse_metrics
+from polyrl.history.rows import LARGEST, MetricsRow, parse_metrics
 from polyrl.sample import Pool
 from polyrl.status import EngineState, ManagerStatus
 
@@ -73,9 +73,11 @@ def read_timeline(file: Path) -> list[FleetEvent]:
     events = []
     for line in lines:
         try:
-            events.append(msgspec.json.decode(line, type=FleetEvent))
+            event = msgspec.json.decode(line, type=FleetEvent)
         except UNDECODABLE:
             continue
+        if max(abs(event.time), abs(event.t), abs(event.engines)) <= LARGEST:
+            events.append(event)
     return events
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import msgspec
@@ -24,13 +23,13 @@ class MetricsRow(msgspec.Struct, frozen=True):
 LARGEST: Final = 1e15
 """Of counts and of seconds; a file from elsewhere may hold numbers of any length."""
 
+LARGEST_VALUE: Final = 1e250
+"""Of what is drawn: sums and differences of many such values are still numbers."""
+
 
 def number(value: float) -> float:
-    """Infinite where an integer is too large to be one."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.copysign(math.inf, value > 0 or -1)
+    """At most LARGEST_VALUE, of either sign."""
+    return float(max(-LARGEST_VALUE, min(value, LARGEST_VALUE)))
 
 
 def parse_metrics(text: bytes) -> list[MetricsRow]:

@@ -55,7 +55,7 @@ def _config(recipe: RecipeSpec, manifest_dir: Path) -> Any:
         return None
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder, local_files_only=True)
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _wrong_sizes(config: Any) -> Iterator[CheckFault]:

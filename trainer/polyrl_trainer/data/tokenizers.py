@@ -239,7 +239,7 @@ def _load_folder(folder: Path) -> Any:
     if not folder.is_dir():
         raise InvalidData(f"{folder}: no such folder; recipe.model.tokenizer.path must be a Hugging Face folder")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:SHOWN_REASON] or type(error).__name__
         raise InvalidData(f"{folder}: not a Hugging Face tokenizer: {reason}") from error

@@ -130,7 +130,7 @@ class Batcher:
     def __init__(self, start: StartEngine, emit: Callable[[list[Row]], None]) -> None:
         torch.set_num_threads(start.threads)
         disable_progress_bar()  # type: ignore[no-untyped-call]
-        config = AutoConfig.from_pretrained(start.folder)
+        config = AutoConfig.from_pretrained(start.folder, local_files_only=True, trust_remote_code=False)
         self._model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation="sdpa"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,27 @@ def test_only_what_was_sealed_is_copied(tmp_path: Path, content: bytes) -> None:
         return
     with pytest.raises(UserError, match="is not what the checkpoint was sealed with"):
         copy_sealed(tmp_path / "source", tmp_path / "a" / "file", sealed)
+
+
+@pytest.mark.parametrize("kind", ["a device without an end", "a link", "a pipe", "a folder that is a link"])
+def test_nothing_is_read_through_a_link_or_from_a_pipe(tmp_path: Path, kind: str) -> None:
+    """A link to /dev/zero filled the disk; a pipe was waited for."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "word").write_bytes(b"word")
+    source = tmp_path / "source" / "word"
+    if kind == "a folder that is a link":
+        source.parent.symlink_to(tmp_path / "there")
+    else:
+        source.parent.mkdir()
+    match kind:
+        case "a device without an end":
+            source.symlink_to("/dev/zero")
+        case "a link":
+            source.symlink_to(tmp_path / "there" / "word")
+        case "a pipe":
+            os.mkfifo(source)
+    with pytest.raises(UserError, match=r"a link|is not what the checkpoint was sealed with"):
+        copy_sealed(source, tmp_path / "copy", SealedFile(4, xxhash.xxh3_128(b"word").hexdigest()))
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:

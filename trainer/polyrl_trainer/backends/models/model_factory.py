@@ -73,7 +73,10 @@ def load_without_values(
     _require_config(folder)
     try:
         config = AutoConfig.from_pretrained(
-            folder, local_files_only=True, **({"num_labels": 1} if head == "value" else {})
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            **({"num_labels": 1} if head == "value" else {}),
         )
         with no_init_weights():
             made = _AUTO_MODELS[head].from_config(config, dtype=torch.float32, attn_implementation=DENSE_ATTENTION)
@@ -152,6 +155,7 @@ def _from_folder(folder: Path, seed: int, head: Head) -> PreTrainedModel:
             dtype=torch.float32,
             attn_implementation=DENSE_ATTENTION,
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
         )
