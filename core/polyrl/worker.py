@@ -19,6 +19,11 @@ from polyrl.sample import Pool
 NAME_SLOT: Final = "{name}"
 """Stands for the worker's own name in the argv of a template."""
 
+ENGINE_SLOT: Final = "{engine}"
+"""Stands for a reserved engine's number in its trainer's container."""
+ENGINES_MODULE: Final = "polyrl_trainer.container"
+"""What runs a trainer and its engines in one container."""
+
 EVERYWHERE: Final = "*"
 """Address to listen on that means all of the machine's, of IPv4 and IPv6."""
 
@@ -58,7 +63,7 @@ class Role(StrEnum):
     TRAINER = "trainer"
     """Trains the model."""
     RESERVED = "reserved"
-    """The engine on the trainer's own devices."""
+    """An engine on the trainer's own devices."""
     ROLLOUT = "rollout"
     """An engine on a machine of its own."""
 
@@ -99,6 +104,8 @@ class Pods:
     job: str
     """Folder of job.json and of manager.json, which says where the manager is."""
     keys: str
+    reserved_keys: str
+    """Folder of the key file of the reserved engine, which is a process of the trainer's container."""
     journal: str
     """Folder of the manager's journal."""
     http_port: int
@@ -246,6 +253,8 @@ def user_inherits(spec: JobSpec) -> tuple[str, ...]:
 
 def _agent(spec: JobSpec, place: RunLocation, role: Role, pool: Pool) -> Worker:
     own = NAME_SLOT if place.pods is None else "agent"
+    if place.pods is not None and role is Role.RESERVED:
+        place = replace(place, pods=replace(place.pods, keys=place.pods.reserved_keys))
     argv = _module(place, "polyrl_rollout.agent", own, endpoints_flag="--manager-endpoints")
     argv += ("--engine-name", NAME_SLOT, "--pool", pool.value)
     return Worker(

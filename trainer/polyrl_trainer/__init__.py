@@ -2,6 +2,7 @@
 
     app, __main__    one process: job and keys in, stages run, one result file out
     check            what the user brought, looked at before a run does
+    container        on a cluster: the trainer and its reserved engines as processes of one container
     loops            SFT, RL, offline RL, evaluation, and the stages that string them together
     generation       groups of prompts submitted, finished turns answered by user code, samples read from the wire
     user_code        rewards, group filters and environments of the user's, behind deadlines

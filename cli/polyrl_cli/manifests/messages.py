@@ -31,7 +31,6 @@ _SHAPES: Final = {
     "advantageFunction": "is not of the form module:function",
     "classPath": "is not of the form module:Class",
     "currency": "is not three capital letters, as USD",
-    "url": "is not an http:// or https:// address",
     "cidr": "is not an address range, as 10.0.0.0/8",
     "name": "may only hold lower case letters, digits and dashes, and begins and ends with a letter or digit",
 }

@@ -5,7 +5,7 @@
     freeze, slow, partition  the same; undone from inside, whatever becomes of this command
 
 The operator has no part in it: it sees what it would see of a real fault. A worker goes by the name of its pod; the
-reserved engine, a container of the trainer's pod, is `reserved` as in a local run.
+reserved engine, a process of the trainer's container, is `reserved` as in a local run; of several it is the oldest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.errors import RunFailed, UserError
 from polyrl.local.planner import ObservedWorker, WorkerPhase
-from polyrl.worker import Role
+from polyrl.worker import ENGINES_MODULE, Role
 from polyrl_cli.chaos import in_container
 from polyrl_cli.chaos.faults import Fault, FaultRequest, choose_victim, signals_of
 from polyrl_cli.chaos.kinds import ChaosAction, Part, Target
@@ -44,7 +44,7 @@ PROGRAM_WORDS: Final = 3
 """Words of a worker's command line that name its program: interpreter, -m, module. The rest may hold variables that the
 kubelet fills in."""
 
-_PROCESS_1: Final = "is process 1 of its container, which nothing inside can {what}"
+_PROCESS_1: Final = "is process 1 of its container, which nothing inside can stop"
 _INSTEAD: Final = {
     Target.AGENT: "freeze or slow its engine (--role engine), or cut it off (partition)",
     Target.MANAGER: "kill it, or cut agents off from it (partition)",
@@ -90,18 +90,8 @@ def live_workers(pods: Sequence[Object]) -> list[PodWorker]:
 def check_in_pods(request: FaultRequest) -> None:
     """Raises UserError for what can be done to a process of this machine but to none in a pod."""
     if request.action in (ChaosAction.FREEZE, ChaosAction.SLOW) and request.target is not Target.ENGINE:
-        process_1 = _PROCESS_1.format(what="stop")
         raise UserError(
-            f"--role {request.target}: in a pod the {request.target} {process_1}; {_INSTEAD[request.target]}"
-        )
-
-
-def check_victim(fault: Fault) -> None:
-    """Raises UserError when this one of its role cannot be hit so."""
-    if fault.role is Role.RESERVED and fault.action is ChaosAction.KILL and fault.target is Target.AGENT:
-        process_1 = _PROCESS_1.format(what="kill")
-        raise UserError(
-            f"{fault.victim}: in a pod its agent {process_1}; kill its engine (--role engine), or the trainer"
+            f"--role {request.target}: in a pod the {request.target} {_PROCESS_1}; {_INSTEAD[request.target]}"
         )
 
 
@@ -124,15 +114,22 @@ def injection_command(victim: PodWorker, fault: Fault) -> tuple[str, ...]:
 def _running(pod: Object) -> Iterator[PodWorker]:
     metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     role = metadata["labels"].get(names.LABEL_ROLE)
-    states = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    states = status.get("containerStatuses") or ()
     running = {state["name"] for state in states if "running" in (state.get("state") or {})}
-    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
-        name = container["name"]
-        if name in running and name in (role, Role.RESERVED):
-            called = name if name == Role.RESERVED else metadata["name"]
-            seen = ObservedWorker(called, Role(name), uid=metadata["uid"], phase=WorkerPhase.RUNNING, started_at=0.0)
-            argv = tuple(container["command"][:PROGRAM_WORDS])
+    for container in spec["containers"]:
+        if (name := container["name"]) not in running or name != role:
+            continue
+        for called, part, argv in _programs(container["command"], Role(name), metadata["name"]):
+            seen = ObservedWorker(called, part, uid=metadata["uid"], phase=WorkerPhase.RUNNING, started_at=0.0)
             yield PodWorker(seen, metadata["name"], uid=metadata["uid"], container=name, argv=argv)
+
+
+def _programs(command: Sequence[str], role: Role, pod: str) -> Iterator[tuple[str, Role, tuple[str, ...]]]:
+    """The container's own, and in a trainer's with engines their agent."""
+    yield pod, role, tuple(command[:PROGRAM_WORDS])
+    if ENGINES_MODULE in command[:PROGRAM_WORDS]:
+        first = command.index("--") + 1
+        yield Role.RESERVED.value, Role.RESERVED, tuple(command[first : first + PROGRAM_WORDS])
 
 
 async def _inject(cluster: UserCluster, job: str, request: FaultRequest) -> str:
@@ -140,9 +137,8 @@ async def _inject(cluster: UserCluster, job: str, request: FaultRequest) -> str:
     workers = {worker.seen.name: worker for worker in live_workers([pod async for pods, _ in pages for pod in pods])}
     # An agent is asked itself whether it handles the signal; what the manager knows is not seen from here.
     fault = choose_victim(request, [worker.seen for worker in workers.values()], greeted=workers)
-    check_victim(fault)
     victim = workers[fault.victim]
-    if fault.lasts or fault.target is Target.ENGINE:
+    if fault.lasts or fault.target is Target.ENGINE or fault.role is Role.RESERVED:
         _require_done(await _run_inside(cluster, victim, fault), fault)
         return str(fault)
     if fault.action is ChaosAction.KILL and fault.target is Target.AGENT:

@@ -20,7 +20,6 @@ from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_j
 from polyrl.cluster.state import ReconcileState
 from polyrl.manifest.job import JobSpec, PolyRLJob
 from polyrl.manifest.rollout import CapacityPolicy
-from polyrl.manifest.spec import TrainerBackend
 from polyrl.sample import Pool
 from polyrl.worker import Role
 
@@ -129,11 +128,6 @@ def unsupported(job: PolyRLJob) -> str:
 def _faults(spec: JobSpec) -> Iterator[str]:
     if spec.trainer.replicas != 1:
         yield f"spec.trainer.replicas: {spec.trainer.replicas} ranks are not supported yet; it must be 1"
-    if spec.trainer.backend is not TrainerBackend.JOB:
-        only = TrainerBackend.JOB.value
-        yield f"spec.trainer.backend: {spec.trainer.backend.value} is not supported yet; it must be {only}"
-    if spec.manager.token_secret_ref is not None:
-        yield "spec.manager.tokenSecretRef: is not supported yet; leave it out, and the operator makes a token"
     for role in ("manager", "trainer", "rollout"):
         _, pod = template_fields(getattr(spec, role).template)
         for key in ("command", "args"):

@@ -49,6 +49,8 @@ PUBLISHER_PORT: Final = 5003
 JOB_DIR: Final = "/polyrl/job"
 """job.json and manager.json."""
 KEYS_DIR: Final = "/polyrl/keys"
+RESERVED_KEYS_DIR: Final = "/polyrl/engine-keys"
+"""Of the reserved engine, in the trainer's container."""
 RUN_DIR: Final = "/polyrl/run"
 """Trainer only: checkpoints, metrics, result."""
 JOURNAL_DIR: Final = "/polyrl/journal"
@@ -94,7 +96,7 @@ def role_secret_name(job: str, role: Role) -> str:
 
 
 def reserved_engines(job: str) -> str:
-    """Beginning of the names of the trainer's pods, which its engine has too; the Job adds the rest."""
+    """Beginning of the names of the trainer's pods, which its engines have too; the Job and a number end them."""
     return f"{trainer_name(job)}-*"
 
 

@@ -87,9 +87,9 @@ def gpu_notes(spec: JobSpec, sizes: ModelSizes | None, assignment: GpuAssignment
             f"recipe.maxTokensPerMicroBatch: passes of {tokens:,} tokens may not fit into GPU"
             f" {_names(assignment.trainer)}; about {at_most:,} do (computed, not measured)"
         )
-    if assignment.shared and spec.rollout.engine.mem_fraction is None:
+    if assignment.shared and spec.reserved_engine.mem_fraction is None:
         notes.append(
-            f"rollout.engine.memFraction: without it SGLang takes most of the GPU that it shares with the"
+            f"trainer.reservedMemFraction: without it SGLang takes most of the GPU that it shares with the"
             f" learner; {found.fraction:g} would do (computed, not measured)"
         )
     return notes
@@ -123,12 +123,12 @@ def _shared_fault(spec: JobSpec, parameters: int, rest: int, *, room: int, serve
         return GpuRefusal(
             "trainer.reservedEngine", f"{sentence} has, {_gib(room)}; with false, rollouts on other GPUs generate alone"
         )
-    fraction = spec.rollout.engine.mem_fraction
+    fraction = spec.reserved_engine.mem_fraction
     most, least = math.floor(100 * (1 - later / free)) / 100, math.ceil(100 * served / free) / 100
     if fraction is None or least <= fraction <= most:
         return None
     return GpuRefusal(
-        "rollout.engine.memFraction",
+        "trainer.reservedMemFraction",
         f"{fraction:g} of the GPU that the reserved engine shares with the learner; at least"
         f" {least:g} holds its weights, and at most {most:g} leaves room for gradients and optimizer state",
     )

@@ -106,7 +106,7 @@ def _learner_edits(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> Iterato
             changed = edited(spec, beside)
             fraction = fit(sizes, offer.memory, changed.recipe, changed.trainer.processes_per_pod).fraction
             if fraction < 1:
-                yield {**beside, "rollout.engine.memFraction": fraction}
+                yield {**beside, "trainer.reservedMemFraction": fraction}
             yield {**beside, **apart}
 
 

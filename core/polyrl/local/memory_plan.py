@@ -78,27 +78,30 @@ def plan_memory(spec: JobSpec, sizes: ModelSizes, assignment: GpuAssignment) -> 
     """Of GPUs whose memory is known; those of unknown memory are left out."""
     tokens = pass_tokens(spec)
     learner = learner_memory(sizes, spec.recipe, tokens=tokens, ranks=max(1, len(assignment.trainer)))
-    engine = engine_memory(sizes, spec.rollout.engine, spec.recipe.model.dtype)
-    return MemoryPlan(gpus=tuple(_plans(spec, learner, engine, assignment)), pass_tokens=tokens)
+    kinds = {RESERVED: spec.reserved_engine, ROLLOUT: spec.rollout.engine}
+    engines = {use: engine_memory(sizes, engine, spec.recipe.model.dtype) for use, engine in kinds.items()}
+    return MemoryPlan(gpus=tuple(_plans(spec, learner, engines, assignment)), pass_tokens=tokens)
 
 
-def _plans(spec: JobSpec, learner: LearnerMemory, engine: EngineMemory, assignment: GpuAssignment) -> Iterator[GpuPlan]:
-    longest = spec.rollout.engine.max_context * engine.per_token
+def _plans(
+    spec: JobSpec, learner: LearnerMemory, engines: Mapping[str, EngineMemory], assignment: GpuAssignment
+) -> Iterator[GpuPlan]:
+    longest = spec.rollout.engine.max_context * engines[ROLLOUT].per_token
     if (memory := _least(assignment.trainer)) is not None:
         parts = _learner_parts(learner)
         if assignment.shared:
+            engine = engines[RESERVED]
             free = memory - learner.weights - learner.process - engine.process
             yield _with_engine(
                 SHARED, assignment.reserved, memory, parts=parts, engine=engine, free=free, longest=longest
             )
         if alone := len(set(assignment.trainer) - set(assignment.reserved)):
             yield GpuPlan(use=LEARNER, gpus=alone, memory=memory, parts=parts)
-    engines = [(RESERVED, () if assignment.shared else assignment.reserved)]
-    engines.append((ROLLOUT, tuple(gpu for gpus in assignment.rollouts for gpu in gpus)))
-    for use, gpus in engines:
+    own = {RESERVED: () if assignment.shared else assignment.reserved, ROLLOUT: sum(assignment.rollouts, ())}
+    for use, gpus in own.items():
         if (memory := _least(gpus)) is not None:
-            free = memory - engine.process
-            yield _with_engine(use, gpus, memory, parts={}, engine=engine, free=free, longest=longest)
+            free = memory - engines[use].process
+            yield _with_engine(use, gpus, memory, parts={}, engine=engines[use], free=free, longest=longest)
 
 
 def _with_engine(

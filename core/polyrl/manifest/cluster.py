@@ -77,24 +77,11 @@ class TrainerStorage(StorageSpec):
     checkpoints, each about eight times the weights."""
 
 
-class SecretKeyRef(ManifestModel):
-    """One key of a Secret in the job's namespace."""
-
-    name: Name
-    """Name of the Secret."""
-    key: Name
-    """Key in the Secret."""
-
-
 class ManagerSpec(ManifestModel):
     """Where the manager is reached."""
 
     port: Annotated[int, Field(ge=1, le=65535)] = 5000
     """Port of the manager's HTTP API on a cluster; a local run takes a free one. Immutable."""
-    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[^\s/]+(/\S*)?$")] | None = None
-    """URL of a manager outside the cluster; needed with trainer.backend External, derived otherwise."""
-    token_secret_ref: SecretKeyRef | None = None
-    """Token that guards the HTTP API; default: a random one in a Secret that the job owns."""
     template: PodTemplate | None = None
     """The manager's pod; default: the operator's own image on on-demand capacity."""
     storage: JournalStorage = JournalStorage()

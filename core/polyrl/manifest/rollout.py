@@ -51,7 +51,7 @@ class EngineSpec(ManifestModel):
     `--enable-dp-attention`, which spreads attention over the same GPUs."""
     mem_fraction: Annotated[float, Field(ge=0.01, le=0.98)] | None = None
     """Share that SGLang takes, for weights, keys and values, of what is free on a GPU when it starts; default: its own
-    choice, most of it. On a GPU that the reserved engine shares with the learner it must leave room for that."""
+    choice, most of it. A reserved engine, which shares its GPU with the learner, has `trainer.reservedMemFraction`."""
     weight_switch: Annotated[WeightSwitch, BY_VALUE] = WeightSwitch.RECOMPUTE
     """What becomes of keys and values of sequences that run while new weights are loaded, with `algorithm.maxStaleness`
     above 0: `recompute` drops them and reads the sequences again, `keep` goes on from them. New prompts never reuse

@@ -18,21 +18,10 @@ from polyrl.manifest.cluster import (
     TrainerStorage,
 )
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl.manifest.rollout import FaultSpec, RolloutSpec
+from polyrl.manifest.rollout import EngineSpec, FaultSpec, RolloutSpec
 from polyrl.manifest.scaling import PricingSpec, ScalingSpec
 
 OPERATOR = "polyrl.dev/operator"
-
-
-class TrainerBackend(StrEnum):
-    """What runs the trainer's pods."""
-
-    JOB = "Job"
-    """An Indexed Job; each rank restarts by itself."""
-    JOB_SET = "JobSet"
-    """A JobSet; all ranks restart together."""
-    EXTERNAL = "External"
-    """Nothing: the trainer runs elsewhere, and the operator looks after rollouts only."""
 
 
 class TrainerCapacity(StrEnum):
@@ -54,13 +43,15 @@ class TrainerSpec(ManifestModel):
     weights, gradients and optimizer. Immutable unless suspended."""
     reserved_engine: bool = True
     """An engine on the trainer's own devices generates while the learner waits, so that a step never needs spot."""
-    backend: Annotated[TrainerBackend, BY_VALUE, CLUSTER_ONLY] = TrainerBackend.JOB
-    """What runs the trainer's pods. Immutable."""
+    reserved_mem_fraction: Annotated[float, Field(ge=0.01, le=0.98)] | None = None
+    """`rollout.engine.memFraction` of the reserved engine, which leaves the rest of its GPU to the learner; default:
+    that of rollouts. Immutable unless suspended."""
     capacity: Annotated[TrainerCapacity, BY_VALUE, CLUSTER_ONLY] = TrainerCapacity.ON_DEMAND
     """OnDemand keeps the trainer off spot machines by the affinity of `rollout.capacity.preset`."""
     template: Annotated[PodTemplate, CLUSTER_ONLY] | None = None
-    """Pod of one trainer rank; default: the operator's own image with no devices. An initContainer `reserved` adds to
-    the reserved engine's sidecar, such as a share of the trainer's devices. Immutable unless suspended."""
+    """Pod of one trainer rank; default: the operator's own image with no devices. Reserved engines are processes of its
+    first container, one for each GPU of it, or group of `rollout.engine.tensorParallel`; for SGLang that container's
+    image has it too. Immutable unless suspended."""
     storage: Annotated[TrainerStorage, CLUSTER_ONLY] = TrainerStorage()
     """Where checkpoints and metrics lie; a local run has its folder. Immutable."""
 
@@ -101,3 +92,10 @@ class JobSpec(ManifestModel):
     """How the operator watches the manager."""
     fault_injection: list[FaultSpec] = Field(default=[], max_length=64)
     """Faults that a local run injects into itself; not for production. A cluster has its own."""
+
+    @property
+    def reserved_engine(self) -> EngineSpec:
+        """An engine on the trainer's own devices: as rollouts have it, but for its share of memory."""
+        fraction = self.trainer.reserved_mem_fraction
+        engine = self.rollout.engine
+        return engine if fraction is None else engine.model_copy(update={"mem_fraction": fraction})

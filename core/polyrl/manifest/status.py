@@ -80,7 +80,7 @@ class TrainerStatus(StatusPart):
     """The trainer's pods."""
 
     name: Text = ""
-    """Name of the Job or JobSet."""
+    """Name of the Job."""
     replicas: Counter = 0
     """Pods wanted."""
     ready: Counter = 0

@@ -73,7 +73,7 @@ def main(
         drain_s=float(manifest.spec.rollout.drain_seconds),
         seed=manifest.spec.recipe.seed,
     )
-    engine_spec = manifest.spec.rollout.engine
+    engine_spec = manifest.spec.reserved_engine if pool is Pool.RESERVED else manifest.spec.rollout.engine
     engine = choose_engine(engine_spec)
     cloud = asked_cloud(manifest.spec.rollout.capacity, pool)
     watch = None if cloud is None else partial(MetadataWatcher, cloud, metadata)

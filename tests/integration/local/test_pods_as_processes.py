@@ -1,13 +1,15 @@
 """A job's pods as processes: the containers that the cluster side builds, started as a kubelet would, and disturbed.
 
-The trainer is asked to leave in mid-run and a successor goes on; the manager and the reserved engine are killed and
-started again in place. Nothing is lost, no step is done twice, and the run ends well and stays so.
+The trainer is asked to leave in mid-run and a successor goes on; the manager is killed and started again in place, and
+the reserved engine's agent by the trainer's container. Nothing is lost, no step is done twice, and the run ends well
+and stays so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
 import re
 import signal
@@ -21,13 +23,16 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import psutil
 import pytest
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import MakeKeys, Object
 from polyrl.cluster.resources.fixed import config_map, manager_hosts
 from polyrl.cluster.resources.owner import Owner, Settings
+from polyrl.cluster.resources.pod import PYTHON
 from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
+from polyrl.manifest.environment import inherited
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import Pool
 from polyrl.status import ManagerStatus
@@ -86,18 +91,19 @@ class Kubelet:
     def start(self, pod: Object, container: Object) -> subprocess.Popen[bytes]:
         """One container of a pod; its Secret's files are mounted where it alone sees them."""
         name = container["name"]
-        keys = f"{names.KEYS_DIR}-{name}"
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-        mounted = [volumes[mount["name"]].get("secret") for mount in container["volumeMounts"]]
-        files = {item["key"]: base64.b64decode(self.secrets[secret["secretName"]][item["key"]])
-                 for secret in mounted if secret for item in secret["items"]}  # fmt: skip
-        if not self.path(keys).exists():
-            self._mount(keys, files, mode=0o400)
+        for mount in container["volumeMounts"]:
+            secret = volumes[mount["name"]].get("secret")
+            if secret is not None and not self.path(keys := f"{mount['mountPath']}-{name}").exists():
+                data = self.secrets[secret["secretName"]]
+                files = {item["key"]: base64.b64decode(data[item["key"]]) for item in secret["items"]}
+                self._mount(keys, files, mode=0o400)
         env = {entry["name"]: entry.get("value", "") for entry in container["env"]}
         env |= {"POLYRL_ADVERTISE_HOST": HOST, "POLYRL_POD_NAME": f"{names.trainer_name(self.owner.name)}-0-x7k2p"}
         argv = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], part) for part in container["command"]]
-        argv = [sys.executable, *(self._moved(part.replace(names.KEYS_DIR, keys)) for part in argv[1:])]
-        own = {"PATH": os.environ["PATH"], PARENT_PID: str(os.getpid())}
+        argv = [re.sub(r"^(/polyrl/\S*keys)/", rf"\1-{name}/", part) for part in argv]
+        argv = [sys.executable if part == PYTHON else self._moved(part) for part in argv]
+        own = inherited(os.environ, ("PATH", "PYTHONPATH")) | {PARENT_PID: str(os.getpid())}
         placed = {key: str(self.path(value)) if value.startswith("/tmp") else value for key, value in env.items()}
         with (self.root / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(argv, env={**placed, **own}, stdout=log, stderr=log)
@@ -115,7 +121,10 @@ class Kubelet:
                 await asyncio.sleep(POLL_S)
 
     def log(self, name: str) -> str:
-        return (self.root / f"{name}.log").read_text()[-4000:]
+        return self.whole_log(name)[-4000:]
+
+    def whole_log(self, name: str) -> str:
+        return (self.root / f"{name}.log").read_text()
 
     def steps(self) -> list[int]:
         metrics = self.path(f"{names.RUN_DIR}/metrics.jsonl")
@@ -154,6 +163,15 @@ class Kubelet:
             (folder / name).symlink_to(f"..data/{name}")
 
 
+def reserved_agents(kubelet: Kubelet) -> list[psutil.Process]:
+    """Below the trainer's container, its engines' processes left out."""
+    found = []
+    for process in psutil.Process(kubelet.running["trainer"].pid).children():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            found += [process] if "polyrl_rollout.agent" in process.cmdline() else []
+    return found
+
+
 def free_ports(count: int) -> list[int]:
     """As many different ones, free a moment ago."""
     probes = [socket.socket() for _ in range(count)]
@@ -188,10 +206,9 @@ async def test_a_job_in_pods_outlives_every_container_and_ends_once(kubelet: Kub
     manager = manager_pod(kubelet.owner, 1)
     trainer = trainer_job(kubelet.owner)["spec"]["template"]
     rollout = rollout_pod(kubelet.owner, 1, Pool.SPOT)
-    (main,), (sidecar,) = trainer["spec"]["containers"], trainer["spec"]["initContainers"]
+    (main,) = trainer["spec"]["containers"]
     serving = manager["spec"]["containers"][0]
 
-    kubelet.start(trainer, sidecar)
     kubelet.start(trainer, main)  # long before there is a manager
     kubelet.start(manager, serving)
     kubelet.start(rollout, rollout["spec"]["containers"][0])
@@ -202,11 +219,14 @@ async def test_a_job_in_pods_outlives_every_container_and_ends_once(kubelet: Kub
 
     kubelet.start(trainer, main)
     await kubelet.until(lambda: len(kubelet.steps()) >= 4, "step 4", needs="trainer")
-    for name, pod, container in (("reserved", trainer, sidecar), ("manager", manager, serving)):
-        kubelet.running[name].kill()
-        await kubelet.ended(name)
-        kubelet.start(pod, container)
+    (agent,) = reserved_agents(kubelet)
+    agent.kill()
+    kubelet.running["manager"].kill()
+    await kubelet.ended("manager")
+    kubelet.start(manager, serving)
+    await kubelet.until(lambda: agent not in reserved_agents(kubelet) != [], "another agent", needs="trainer")
     assert await kubelet.ended("trainer") == 0, kubelet.log("trainer")
+    assert "[reserved 0] ended with exit status 137; started again in 1 s" in kubelet.whole_log("trainer")
 
     kubelet.start(trainer, main)  # its machine died before its end was seen
     assert await kubelet.ended("trainer") == 0, kubelet.log("trainer")

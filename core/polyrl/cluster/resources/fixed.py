@@ -102,7 +102,7 @@ def _job(owner: Owner) -> str:
     chosen = owner.job.spec.rollout.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     read = {
         "recipe": spec["recipe"],
-        "trainer": {key: trainer[key] for key in ("replicas", "reservedEngine")},
+        "trainer": some(trainer, "replicas", "processesPerPod", "reservedEngine", "reservedMemFraction"),
         "rollout": {key: rollout[key] for key in ("engine", "drainSeconds")}
         | some(chosen, "leaseSeconds", "lostAfterSeconds")
         | {"capacity": {"preset": rollout["capacity"]["preset"]} | some(chosen.get("capacity", {}), "metadataService")},

@@ -108,7 +108,8 @@ def _written(spec: JobSpec, role: Role) -> dict[str, Any]:
             return some(manager, "template", "port") | {"preset": preset}
         case Role.TRAINER | Role.RESERVED:
             beside = engine if spec.trainer.reserved_engine else {"preset": preset}
-            return beside | some(trainer, "template", "replicas", "capacity", "reservedEngine") | some(wrote, "recipe")
+            shape = ("template", "replicas", "processesPerPod", "capacity", "reservedEngine", "reservedMemFraction")
+            return beside | some(trainer, *shape) | some(wrote, "recipe")
 
 
 def some(part: dict[str, Any], *keys: str) -> dict[str, Any]:

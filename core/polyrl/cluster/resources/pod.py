@@ -2,6 +2,7 @@
 
 /polyrl/job       ConfigMap: job.json, manager.json
 /polyrl/keys      Secret of the role, its own files only, readable by the pod's group
+/polyrl/engine-keys  the reserved engine's Secret, in the trainer's container
 /tmp              emptyDir; HOME and all caches point there, since the root cannot be written to
 /dev/shm          emptyDir in memory, for weights and tensors (trainer and rollouts)
 
@@ -88,15 +89,15 @@ DEFAULT_MEMORY: Final = "32Gi"
 container's memory is named, that is the bound, since what lies there counts as its memory."""
 
 
-def tmp_volume(size: str, name: str = "polyrl-tmp") -> Mounted:
-    return Mounted(name, TMP, source={"emptyDir": {"sizeLimit": size}})
+def tmp_volume(size: str) -> Mounted:
+    return Mounted("polyrl-tmp", TMP, source={"emptyDir": {"sizeLimit": size}})
 
 
-def memory_volume(resources: Fields, name: str = "polyrl-shm") -> Mounted:
+def memory_volume(resources: Fields) -> Mounted:
     """In memory; `resources` are the user's of the container that has it."""
     named = (resources.get(part, {}).get("memory") for part in ("limits", "requests"))
     size = next((str(amount) for amount in named if amount is not None), DEFAULT_MEMORY)
-    return Mounted(name, "/dev/shm", source={"emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    return Mounted("polyrl-shm", "/dev/shm", source={"emptyDir": {"medium": "Memory", "sizeLimit": size}})
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,6 @@ class PodParts:
     annotations: dict[str, str]
     priority_class: str = ""
     labels: dict[str, str] | None = None
-    sidecars: tuple[Fields, ...] = ()
     subdomain: str = ""
 
 
@@ -152,7 +152,6 @@ def pod_template(owner: Owner, parts: PodParts, template: PodTemplate | None) ->
         "forced": forced | ({"subdomain": parts.subdomain} if parts.subdomain else {}),
         "securityContext": POD_SECURITY,
         "container": parts.container,
-        "sidecars": list(parts.sidecars),
         "volumes": [one.volume() for one in parts.volumes],
     }
     merged = merged_metadata(metadata, labels, parts.annotations)
@@ -165,20 +164,25 @@ def job_volume(owner: Owner) -> Mounted:
     return Mounted("polyrl-job", names.JOB_DIR, source={"configMap": {"name": name}}, read_only=True)
 
 
-def keys_volume(owner: Owner, role: Role, name: str = "polyrl-keys") -> Mounted:
-    """The files of this role's Secret."""
-    return _keys_volume(names.role_secret_name(owner.name, role), names.KEY_FILES[role], name)
+def keys_volume(owner: Owner, role: Role) -> Mounted:
+    """The files of this role's Secret; the reserved engine's lie beside the trainer's."""
+    name = names.role_secret_name(owner.name, role)
+    if role is Role.RESERVED:
+        return _keys_volume(name, names.KEY_FILES[role], "polyrl-engine-keys", names.RESERVED_KEYS_DIR)
+    return _keys_volume(name, names.KEY_FILES[role])
 
 
 def engine_keys_volume(rollout: str) -> Mounted:
     """The files of the Secret of this rollout's own, which has its name."""
-    return _keys_volume(rollout, names.AGENT_FILES, "polyrl-keys")
+    return _keys_volume(rollout, names.AGENT_FILES)
 
 
-def _keys_volume(secret_name: str, files: Sequence[str], name: str) -> Mounted:
+def _keys_volume(
+    secret_name: str, files: Sequence[str], name: str = "polyrl-keys", path: str = names.KEYS_DIR
+) -> Mounted:
     items = [{"key": file, "path": file} for file in files]
     secret = {"secretName": secret_name, "defaultMode": KEY_MODE, "items": items}
-    return Mounted(name, names.KEYS_DIR, source={"secret": secret}, read_only=True)
+    return Mounted(name, path, source={"secret": secret}, read_only=True)
 
 
 def kept_volume(name: str, path: str, storage: TrainerStorage | JournalStorage, owner: Owner, claim: str) -> Mounted:
@@ -223,6 +227,7 @@ def pod_workers(owner: Owner, cpus: int = 1, pool: Pool = Pool.SPOT) -> Workers:
     pods = Pods(
         job=names.JOB_DIR,
         keys=names.KEYS_DIR,
+        reserved_keys=names.RESERVED_KEYS_DIR,
         journal=names.JOURNAL_DIR,
         http_port=owner.job.spec.manager.port,
         agents_port=names.AGENTS_PORT,

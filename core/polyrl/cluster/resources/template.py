@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from polyrl.cluster.resources.placement import Placement, Requirement
 from polyrl.manifest.cluster import PodTemplate
-from polyrl.worker import Role
 
 Fields: TypeAlias = dict[str, Any]
 """Part of a Kubernetes object."""
@@ -33,13 +32,10 @@ def template_fields(template: PodTemplate | None) -> tuple[Fields, Fields]:
     return plain.get("metadata", {}), plain["spec"]
 
 
-def container_resources(template: PodTemplate | None, sidecar: Role | None = None) -> Fields:
-    """What a user's template names for our container, the first one, or for our sidecar of that role."""
+def container_resources(template: PodTemplate | None) -> Fields:
+    """What a user's template names for our container, the first one."""
     _, spec = template_fields(template)
-    if sidecar is None:
-        ours = spec.get("containers", [])[:1]
-    else:
-        ours = [one for one in spec.get("initContainers", []) if one["name"] == sidecar.value]
+    ours = spec.get("containers", [])[:1]
     resources: Fields = ours[0].get("resources", {}) if ours else {}
     return resources
 
@@ -53,15 +49,14 @@ def merged_metadata(theirs: Fields, labels: Fields, annotations: Fields) -> Fiel
 
 
 def merged_spec(theirs: Fields, ours: Fields, placement: Placement) -> Fields:
-    """The pod's spec. `ours` holds one container, volumes, and what is forced; `initContainers` may hold sidecars."""
+    """The pod's spec. `ours` holds one container, volumes, and what is forced."""
     further = theirs.get("containers", [])[1:]
     spec = {**ours["defaults"], **theirs, **ours["forced"]}
     spec["securityContext"] = {**ours["securityContext"], **theirs.get("securityContext", {})}
     spec["containers"] = [_first(theirs, ours["container"]), *(_restricted(one) for one in further)]
     spec["volumes"] = [*theirs.get("volumes", []), *ours["volumes"]]
-    sidecars = ours.get("sidecars", [])
-    if sidecars or "initContainers" in theirs:
-        spec["initContainers"] = _init_containers(theirs.get("initContainers", []), sidecars)
+    if "initContainers" in theirs:
+        spec["initContainers"] = [_restricted(one) for one in theirs["initContainers"]]
     spec["tolerations"] = [*theirs.get("tolerations", []), *placement.tolerations]
     if placement.required:
         spec["affinity"] = _affinity(theirs.get("affinity", {}), placement.required)
@@ -100,13 +95,6 @@ def _restricted(container: Fields) -> Fields:
     """A user's own container: may write to its root, and is else held to what ours are, unless it says otherwise."""
     ours = {key: value for key, value in RESTRICTED.items() if key != "readOnlyRootFilesystem"}
     return {**container, "securityContext": {**ours, **container.get("securityContext", {})}}
-
-
-def _init_containers(theirs: list[Fields], sidecars: list[Fields]) -> list[Fields]:
-    own = {one["name"] for one in sidecars}
-    named = {one["name"]: one for one in theirs if one["name"] in own}
-    rest = [_restricted(one) for one in theirs if one["name"] not in own]
-    return [*rest, *(merged_container(named.get(one["name"], {}), one) for one in sidecars)]
 
 
 def _by_key(key: str, ours: Iterable[Fields], theirs: Iterable[Fields]) -> list[Fields]:

@@ -2,7 +2,8 @@
 
 The manager is small, on-demand, started again in place, its journal on a volume. A rollout is one agent with its
 engine, never restarted in place; a replacement is another pod. The trainer is an Indexed Job on reserved machines, its
-engine as a sidecar that ends with it, checkpoints on a volume. How its pod ended decides what follows, in this order:
+engines as processes of its own container, since a device plugin lends a GPU to one container only; checkpoints are on a
+volume. How its pod ended decides what follows, in this order:
 
 DisruptionTarget           its machine was taken: replaced, not counted
 exit 143                   it was asked to leave and saved: replaced, not counted
@@ -25,9 +26,9 @@ from polyrl.control import HEALTH_PATH
 from polyrl.manifest.cluster import FailurePolicy
 from polyrl.manifest.engine_args import gpus_per_engine
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.rules.template_gpus import GPU_RESOURCE
+from polyrl.manifest.rules.template_gpus import GPU_RESOURCE, reserved_engine_counts
 from polyrl.sample import Pool
-from polyrl.worker import EXPLAINED_EXITS, HANDED_OVER_EXIT, Role, Worker
+from polyrl.worker import ENGINE_SLOT, ENGINES_MODULE, EXPLAINED_EXITS, HANDED_OVER_EXIT, Role, Worker
 
 MANAGER_RESOURCES: Final[Fields] = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
 """The manager's benchmark peaks at 86 to 190 MB, and at 513 MB with 8,192 samples of 4,000 tokens."""
@@ -132,13 +133,13 @@ def rollout_resources(spec: JobSpec) -> Fields:
 
 
 TRAINER_GRACE_SLACK_S: Final = 10
-"""Beyond what the trainer takes to stop and save: the sidecar ends after it."""
+"""Beyond what the trainer takes to stop and save: its engines end after it."""
 
 TRAINER_RESOURCES: Final[Fields] = {"requests": {"cpu": "1", "memory": "2Gi"}}
 """Enough for a tiny model; real ones say theirs, with their devices, in the template."""
 
-RESERVED_RESOURCES: Final[Fields] = {"requests": {"cpu": "100m", "memory": "1Gi"}}
-"""The reserved engine works while the learner waits, so it needs no cores of its own."""
+WITH_ENGINE_RESOURCES: Final[Fields] = {"requests": {"cpu": "1100m", "memory": "3Gi"}}
+"""The same with reserved engines, which work while the learner waits and so need no cores of their own."""
 
 
 def trainer_job(owner: Owner) -> Object:
@@ -169,42 +170,38 @@ def _trainer_template(owner: Owner) -> Fields:
     keys = () if workers.manager is None else (pod.keys_volume(owner, Role.TRAINER),)
     code = pod.code_volume(spec.recipe.code)
     volumes = (pod.job_volume(owner), *scratch, *keys, run, *(() if code is None else (code,)))
+    if workers.reserved is not None:
+        volumes += (pod.keys_volume(owner, Role.RESERVED),)
     ours = pod.container(workers.trainer, settings.trainer_image, settings, volumes)
     ours["env"].append(pod.from_field(pod.ADVERTISE_ENV, "status.podIP"))
     if (secret := spec.recipe.env_secret) is not None:
         ours["envFrom"] = [{"secretRef": {"name": secret}}]
     ours["ports"] = [{"name": "weights", "containerPort": names.PUBLISHER_PORT}]
     ours["resources"] = TRAINER_RESOURCES
-    sidecars, sidecar_volumes = _reserved(owner, workers.reserved)
+    if workers.reserved is not None:
+        ours["env"].insert(0, pod.from_field(pod.POD_NAME_ENV, "metadata.name"))
+        ours["command"] = _with_engines(spec, workers.trainer, workers.reserved)
+        ours["resources"] = WITH_ENGINE_RESOURCES
     parts = pod.PodParts(
         role=Role.TRAINER,
         container=ours,
-        volumes=(*volumes, *sidecar_volumes),
+        volumes=volumes,
         placement=trainer_placement(spec),
         grace_s=int(workers.trainer.grace_s) + TRAINER_GRACE_SLACK_S,
         restart_policy="Never",
         annotations=pod.KEPT,
         priority_class=settings.trainer_priority_class,
-        sidecars=sidecars,
         subdomain=names.trainer_name(owner.name),
     )
     return pod.pod_template(owner, parts, spec.trainer.template)
 
 
-def _reserved(owner: Owner, template: Worker | None) -> tuple[tuple[Fields, ...], tuple[pod.Mounted, ...]]:
-    """The engine on the trainer's devices: a sidecar, because the Job must be complete when the trainer ends. It sees
-    the agents' key file and not the trainer's, and none of its caches: neither must run what the other compiled."""
-    if template is None:
-        return (), ()
-    own = (
-        pod.keys_volume(owner, Role.RESERVED, name="polyrl-agent-keys"),
-        pod.tmp_volume(pod.ENGINE_TMP, name="polyrl-reserved-tmp"),
-        pod.memory_volume(container_resources(owner.job.spec.trainer.template, Role.RESERVED), "polyrl-reserved-shm"),
-    )
-    worker = template.named(f"$({pod.POD_NAME_ENV})")
-    ours = pod.container(worker, owner.settings.rollout_image, owner.settings, (pod.job_volume(owner), *own))
-    ours["env"].insert(0, pod.from_field(pod.POD_NAME_ENV, "metadata.name"))
-    return (ours | {"restartPolicy": "Always", "resources": RESERVED_RESOURCES},), own
+def _with_engines(spec: JobSpec, trainer: Worker, template: Worker) -> list[str]:
+    """The trainer's command with one agent and engine for each of its GPUs, or group of GPUs that an engine lies on."""
+    agent = template.named(f"$({pod.POD_NAME_ENV}).{ENGINE_SLOT}")
+    engines, gpus = reserved_engine_counts(spec)
+    counts = ("--engines", str(engines), "--gpus-each", str(gpus), "--threads", str(spec.rollout.engine.threads))
+    return [pod.PYTHON, "-m", ENGINES_MODULE, *counts, "--", *agent.argv, "--", *trainer.argv]
 
 
 def failure_rules(policy: FailurePolicy) -> list[Fields]:

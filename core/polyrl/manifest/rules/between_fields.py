@@ -18,7 +18,7 @@ from polyrl.manifest.rules.evaluation import EVALUATION_RULES
 from polyrl.manifest.rules.preferences import PREFERENCE_RULES
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples
 from polyrl.manifest.scaling import Objective
-from polyrl.manifest.spec import JobSpec, TrainerBackend
+from polyrl.manifest.spec import JobSpec
 
 OWN_PORTS: Final = (5001, 5002, 5003)
 """Agents, trainer, weights: where our processes listen inside pods (see `cluster.names`)."""
@@ -301,20 +301,6 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         message="recipe.model.lora is learned by one process; set 1, or learn the whole model",
         holds=lambda s: s.trainer.processes_per_pod == 1 or s.recipe.model.lora is None,
         cel="self.trainer.processesPerPod == 1 || !has(self.recipe.model.lora)",
-    ),
-    Rule(
-        "manager-known",
-        "manager.url",
-        message="trainer.backend External needs the URL of its manager",
-        holds=lambda s: s.trainer.backend is not TrainerBackend.EXTERNAL or s.manager.url is not None,
-        cel="self.trainer.backend != 'External' || has(self.manager.url)",
-    ),
-    Rule(
-        "manager-derived",
-        "manager.url",
-        message="is only for trainer.backend External; with {trainer.backend} the operator derives it",
-        holds=lambda s: s.trainer.backend is TrainerBackend.EXTERNAL or s.manager.url is None,
-        cel="self.trainer.backend == 'External' || !has(self.manager.url)",
     ),
     Rule(
         "budget-given",

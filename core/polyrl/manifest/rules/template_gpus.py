@@ -1,4 +1,5 @@
-"""Pod templates that ask for more GPUs than their process uses, or for fewer: notes, for there may be reasons.
+"""GPUs of pod templates: how many reserved engines they hold, and notes where one asks for more than is used, or for
+fewer; notes, for there may be reasons.
 
 The API server cannot check it: containers are kept there unseen.
 """
@@ -13,23 +14,34 @@ from polyrl.manifest.engine_args import gpus_per_engine
 from polyrl.manifest.job import JobSpec
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
-RESERVED: Final = "reserved"
-"""The initContainer that adds to the reserved engine's sidecar."""
+FORMER_SIDECAR: Final = "reserved"
+"""What the initContainer was called that added to the reserved engine's, while that was a container."""
+
+
+def reserved_engine_counts(spec: JobSpec) -> tuple[int, int]:
+    """How many engines a trainer's pod holds, and the GPUs of each: one for every group of GPUs that the template's
+    container asks for; with 0 GPUs each, a single one that sees whatever there is."""
+    each = gpus_per_engine(spec.rollout.engine)
+    groups = _gpus(_first(spec.trainer.template)) // each if each else 0
+    return (groups, each) if groups else (1, 0)
 
 
 def template_notes(spec: JobSpec) -> list[str]:
     """One sentence each."""
-    trainer, rollout = _first(spec.trainer.template), _first(spec.rollout.template)
-    each = gpus_per_engine(spec.rollout.engine)
+    trainer, rollout = _gpus(_first(spec.trainer.template)), _gpus(_first(spec.rollout.template))
+    each, learning = gpus_per_engine(spec.rollout.engine), spec.trainer.processes_per_pod
+    shared = each if spec.trainer.reserved_engine else 0
     notes = []
-    if (number := _gpus(trainer)) > 1:
-        notes.append(f"spec.trainer.template asks for {number} {GPU_RESOURCE}, and the learner uses 1")
-    if (number := _gpus(rollout)) and number != each:
-        notes.append(f"spec.rollout.template asks for {number} {GPU_RESOURCE}, and an engine uses {each}")
-    if _gpus(trainer) and each and spec.trainer.reserved_engine and not _shares(spec.trainer.template):
+    if trainer and trainer != learning:
+        notes.append(f"spec.trainer.template asks for {trainer} {GPU_RESOURCE}, and the learner uses {learning}")
+    if trainer and shared and trainer % shared:
+        notes.append(f"spec.trainer.template asks for {trainer} {GPU_RESOURCE}, and a reserved engine lies on {shared}")
+    if rollout and rollout != each:
+        notes.append(f"spec.rollout.template asks for {rollout} {GPU_RESOURCE}, and an engine uses {each}")
+    if FORMER_SIDECAR in _init_containers(spec.trainer.template):
         notes.append(
-            "spec.trainer.template: the reserved engine has no GPU, for a device plugin lends one to one container;"
-            " give initContainers one named reserved with a GPU or a claim, or set trainer.reservedEngine: false"
+            f"spec.trainer.template: initContainer {FORMER_SIDECAR} is no part of ours: reserved engines are processes"
+            " of the first container, and use its GPUs"
         )
     return notes
 
@@ -45,11 +57,10 @@ def _gpus(container: Mapping[str, Any]) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _shares(template: PodTemplate | None) -> bool:
+def _init_containers(template: PodTemplate | None) -> list[Any]:
     given = None if template is None else (template.spec.model_extra or {}).get("initContainers")
-    sidecars: Iterable[Any] = given if isinstance(given, list) else ()
-    found = [one for one in map(_mapping, sidecars) if one.get("name") == RESERVED]
-    return any(_gpus(one) or _mapping(one.get("resources")).get("claims") for one in found)
+    containers: Iterable[Any] = given if isinstance(given, list) else ()
+    return [one.get("name") for one in map(_mapping, containers)]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -29,7 +29,6 @@ def _fixed_while_running(path: str) -> TransitionRule:
 
 TRANSITIONS: Final[tuple[TransitionRule, ...]] = (
     _immutable("managedBy"),
-    _immutable("trainer.backend"),
     _immutable("manager.port"),
     _immutable("manager.storage", "manager-storage"),
     _immutable("trainer.storage", "trainer-storage"),
@@ -41,6 +40,14 @@ TRANSITIONS: Final[tuple[TransitionRule, ...]] = (
     _fixed_while_running("trainer.processesPerPod"),
     _fixed_while_running("trainer.capacity"),
     _fixed_while_running("trainer.reservedEngine"),
+    TransitionRule(
+        "reservedMemFraction-fixed-while-running",
+        "trainer.reservedMemFraction",
+        message="can only be changed while the job is suspended",
+        cel="oldSelf.suspend || (has(self.trainer.reservedMemFraction) == has(oldSelf.trainer.reservedMemFraction) &&"
+        " (!has(self.trainer.reservedMemFraction) ||"
+        " self.trainer.reservedMemFraction == oldSelf.trainer.reservedMemFraction))",
+    ),
     TransitionRule(
         "deadline-only-shrinks",
         "activeDeadlineSeconds",

@@ -19,7 +19,7 @@ from polyrl.sample import Pool
 from polyrl.worker import Role
 from polyrl_cli.chaos.faults import SLOW_PERIOD_S, Fault, FaultRequest, choose_victim
 from polyrl_cli.chaos.kinds import ChaosAction, Direction, Target
-from polyrl_cli.remote.chaos import PodWorker, check_in_pods, check_victim, injection_command, live_workers
+from polyrl_cli.remote.chaos import PodWorker, check_in_pods, injection_command, live_workers
 
 EXAMPLE = Path(__file__).parents[4] / "examples/sort-digits/job.yaml"
 SETTINGS = Settings(manager_image="m", trainer_image="t", rollout_image="r")
@@ -65,7 +65,6 @@ def hit(**request: Any) -> Fault:
     made = FaultRequest(**({"action": ChaosAction.KILL} | request))
     check_in_pods(made)
     fault = choose_victim(made, [worker.seen for worker in WORKERS.values()], WORKERS)
-    check_victim(fault)
     return fault
 
 
@@ -82,7 +81,7 @@ def test_the_living_and_nobody_else() -> None:
 
 def test_each_is_found_in_its_pod_by_how_its_command_begins() -> None:
     assert [WORKERS[name].pod for name in ("job-r-1", "reserved")] == ["job-r-1", "job-trainer-0-x"]
-    assert [WORKERS[name].container for name in ("job-r-1", "reserved")] == ["rollout", "reserved"]
+    assert [WORKERS[name].container for name in ("job-r-1", "reserved")] == ["rollout", "trainer"]
     assert WORKERS["reserved"].uid == "uid-job-trainer-0-x"
     for worker in WORKERS.values():
         assert worker.argv[1] == "-m"
@@ -113,11 +112,11 @@ def test_process_1_cannot_be_stopped_and_the_error_names_what_can(action: ChaosA
     assert hit(action=action, target=Target.ENGINE).victim
 
 
-def test_the_reserved_engine_is_hit_by_its_name_but_its_agent_cannot_be_killed() -> None:
+def test_the_reserved_engine_is_hit_by_its_name_and_its_agent_is_a_process_that_can_be_killed() -> None:
     assert hit(worker="reserved", target=Target.ENGINE).role is Role.RESERVED
     assert hit(worker="reserved", action=ChaosAction.PARTITION).role is Role.RESERVED
-    with pytest.raises(UserError, match=r"kill its engine .*, or the trainer"):
-        hit(worker="reserved")
+    assert hit(worker="reserved").target is Target.AGENT
+    assert WORKERS["reserved"].argv == ("python", "-m", "polyrl_rollout.agent")
     with pytest.raises(UserError, match="a live rollout called reserved"):
         hit(worker="reserved", action=ChaosAction.PREEMPT)
 

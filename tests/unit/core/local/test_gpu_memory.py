@@ -80,7 +80,7 @@ ROWS = [
         HALF,
         spec(0.9),
         shared(16),
-        "rollout.engine.memFraction: 0.9 of the GPU that the reserved engine",
+        "trainer.reservedMemFraction: 0.9 of the GPU that the reserved engine",
     ),
     (HALF, spec(0.95), shared(16), "at least 0.07 holds its weights, and at most 0.61 leaves room"),
     (HALF, spec(0.01), shared(16), "at least 0.07"),

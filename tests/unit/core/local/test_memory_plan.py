@@ -82,7 +82,7 @@ CHANGES = [
         "0.5B",
         on("H100"),
         [
-            "rollout.engine.memFraction to 0.05",
+            "trainer.reservedMemFraction to 0.05",
             "trainer.reservedEngine to false",
             "set recipe.gradientCheckpointing to true",
             "processesPerPod to 2",
@@ -95,7 +95,7 @@ CHANGES = [
         "1.5B",
         on("H100"),
         [
-            "memFraction to 0.1, and recipe.maxTokensPerMicroBatch to 13312",
+            "reservedMemFraction to 0.1, and recipe.maxTokensPerMicroBatch to 13312",
             "trainer.reservedEngine to false",
             "processesPerPod to 4, and recipe.gradientCheckpointing to true",
             "set recipe.model.lora to {}, and recipe.gradientCheckpointing to true",
@@ -167,11 +167,18 @@ def test_what_does_not_fit_comes_with_what_to_change(
 
 def test_what_is_proposed_fits_and_a_step_more_does_not() -> None:
     spec, sizes, offer = job(16384), sizes_of("1.5B"), on("H100")
-    proposed = {"rollout.engine.memFraction": 0.1, "recipe.maxTokensPerMicroBatch": 13312}
+    proposed = {"trainer.reservedMemFraction": 0.1, "recipe.maxTokensPerMicroBatch": 13312}
     longer = {**proposed, "recipe.maxTokensPerMicroBatch": 13312 + 512}
     fits = [planned(edited(spec, edits), "1.5B", offer).memory.gpus[0].fits for edits in (proposed, longer)]
     assert fits == [True, False]
     assert isinstance(plan_job(spec, sizes, on("H100", count=2)), GpuRefusal), "of three GPUs"
+
+
+def test_the_reserved_engine_has_a_share_of_its_own_and_rollouts_keep_theirs() -> None:
+    spec = edited(job(), {"trainer.reservedMemFraction": 0.1, "rollout.engine.memFraction": 0.8})
+    shared, rollouts = planned(spec, "0.5B", on("H100")).memory.gpus
+    assert (shared.use, rollouts.use) == ("learner and reserved engine", "rollout")
+    assert shared.parts["keys and values"] < rollouts.parts["keys and values"] / 6
 
 
 def test_one_of_the_learners_gpus_has_the_reserved_engine_too() -> None:

@@ -57,8 +57,7 @@ def job(trainer: dict, rollout: dict, each: int = 1, engine: str = "sglang", res
     )
 
 
-OWN = {"initContainers": [{"name": "reserved", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
-CLAIMED = {"initContainers": [{"name": "reserved", "resources": {"claims": [{"name": "gpu"}]}}]}
+FORMER = {"initContainers": [{"name": "reserved", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
 
 
 @pytest.mark.parametrize(
@@ -71,9 +70,14 @@ CLAIMED = {"initContainers": [{"name": "reserved", "resources": {"claims": [{"na
         (job(template(1), template(1), 2), ["asks for 1 nvidia.com/gpu, and an engine uses 2"]),
         (job(template(1), template(2), 2), []),
         (job(template(1), template(1), engine="embedded"), ["asks for 1 nvidia.com/gpu, and an engine uses 0"]),
-        (job(template(1), template(1), reserved=True), ["the reserved engine has no GPU"]),
-        (job(template(1, **OWN), template(1), reserved=True), []),
-        (job(template(1, **CLAIMED), template(1), reserved=True), []),
+        (job(template(1), template(1), reserved=True), []),
+        (job({**template(4), "processesPerPod": 4}, template(1), reserved=True), []),
+        (job({**template(4), "processesPerPod": 4}, template(2), 2, reserved=True), []),
+        (
+            job({**template(3), "processesPerPod": 3}, template(2), 2, reserved=True),
+            ["asks for 3 nvidia.com/gpu, and a reserved engine lies on 2"],
+        ),
+        (job(template(1, **FORMER), template(1), reserved=True), ["initContainer reserved is no part of ours"]),
         (job(template(None), template(None), reserved=True), []),
         (job({}, {}, reserved=True), []),
     ],
@@ -86,10 +90,26 @@ CLAIMED = {"initContainers": [{"name": "reserved", "resources": {"claims": [{"na
             "fewer than it is spread over",
             "as many",
         ),
-        *("an engine on the CPU", "none for the reserved one", "its own", "a claim", "none at all", "no templates"),
+        *("an engine on the CPU", "one that is shared", "four that are shared", "two groups", "one over"),
+        *("the former sidecar", "none at all", "no templates"),
     ],
 )
 def test_templates_that_ask_for_other_gpus_than_are_used_are_noted(spec: JobSpec, words: list[str]) -> None:
     notes = template_notes(spec)
     assert len(notes) == len(words)
     assert all(one in note for one, note in zip(words, notes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "fraction"), [({}, 0.8), ({"reservedMemFraction": 0.2}, 0.2)], ids=["as rollouts", "its own"]
+)
+def test_the_reserved_engine_is_like_rollouts_but_for_its_share_of_memory(trainer: dict, fraction: float) -> None:
+    spec = JobSpec.model_validate(
+        {
+            "recipe": {"model": {"path": "model"}, "reward": {"function": "reward:score"}},
+            "trainer": trainer,
+            "rollout": {"engine": {"type": "sglang", "memFraction": 0.8, "tensorParallel": 2}},
+        }
+    )
+    assert (spec.reserved_engine.mem_fraction, spec.reserved_engine.tensor_parallel) == (fraction, 2)
+    assert spec.rollout.engine.mem_fraction == 0.8

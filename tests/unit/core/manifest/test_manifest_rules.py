@@ -35,7 +35,6 @@ TEXTS = {
     "advantageFunction": ["losses:best"],
     "classPath": ["tools:Calculator"],
     "currency": ["USD", "EUR"],
-    "url": ["https://manager:5000"],
     "cidr": ["10.0.0.0/8"],
     "size": ["10Gi"],
     "name": ["a", "a-b", "X_TOKEN", "POLYRL_X"],
@@ -234,7 +233,6 @@ SUSPENDED = changed("suspend", True)
 LIMITED = changed("activeDeadlineSeconds", 60)
 TRANSITION_TABLE = [
     ("managedBy-fixed", BEFORE, changed("managedBy", "other.dev/operator"), False),
-    ("backend-fixed", BEFORE, changed("trainer.backend", "JobSet"), False),
     ("port-fixed", BEFORE, changed("manager.port", 6000), False),
     ("manager-storage-fixed", BEFORE, changed("manager.storage", {"ephemeral": True}), False),
     ("trainer-storage-fixed", BEFORE, changed("trainer.storage", {"claimName": "disk"}), False),
@@ -247,6 +245,7 @@ TRANSITION_TABLE = [
     ("processesPerPod-fixed-while-running", BEFORE, changed("trainer.processesPerPod", 2), False),
     ("capacity-fixed-while-running", BEFORE, changed("trainer.capacity", "Any"), False),
     ("reservedEngine-fixed-while-running", BEFORE, changed("trainer.reservedEngine", False), False),
+    ("reservedMemFraction-fixed-while-running", BEFORE, changed("trainer.reservedMemFraction", 0.2), False),
     ("deadline-only-shrinks", BEFORE, LIMITED, True),
     ("deadline-only-shrinks", LIMITED, changed("activeDeadlineSeconds", 30), True),
     ("deadline-only-shrinks", LIMITED, changed("activeDeadlineSeconds", 90), False),

@@ -168,12 +168,10 @@ def test_our_labels_select_so_they_win() -> None:
     assert merged == {"labels": {"a": "ours", "b": "b"}, "annotations": {"a": "theirs"}}
 
 
-def test_a_template_may_say_more_of_the_reserved_sidecar() -> None:
-    sidecar = {**OURS["container"], "name": "reserved", "resources": {"requests": {"cpu": "100m"}}}
-    theirs = {"initContainers": [{"name": "fetch"}, {"name": "reserved", "resources": {"claims": [{"name": "gpu"}]}}]}
-    spec = merged_spec(theirs, {**OURS, "sidecars": [sidecar]}, Placement())
-    assert [one["name"] for one in spec["initContainers"]] == ["fetch", "reserved"]
-    assert spec["initContainers"][1]["resources"] == {"claims": [{"name": "gpu"}], "requests": {"cpu": "100m"}}
+def test_a_users_init_containers_are_held_to_what_ours_are() -> None:
+    spec = merged_spec({"initContainers": [{"name": "fetch"}]}, OURS, Placement())
+    (only,) = spec["initContainers"]
+    assert only["securityContext"]["allowPrivilegeEscalation"] is False
 
 
 def flows(policies: tuple[dict[str, Any], ...]) -> set[tuple[str, str, int]]:
@@ -285,9 +283,6 @@ def template(**pod: Any) -> dict[str, Any]:
 
 REFUSED = [
     ({"trainer": {"replicas": 2}}, "spec.trainer.replicas: 2 ranks"),
-    ({"trainer": {"backend": "JobSet"}}, "spec.trainer.backend: JobSet"),
-    ({"trainer": {"backend": "External"}, "manager": {"url": "https://m"}}, "spec.trainer.backend: External"),
-    ({"manager": {"tokenSecretRef": {"name": "a", "key": "b"}}}, "spec.manager.tokenSecretRef"),
     (
         {"trainer": {"template": template(container={"command": ["sh"]})}},
         "spec.trainer.template.spec.containers[0].command",

@@ -144,7 +144,7 @@ def test_a_pods_process_is_the_one_description_of_what_runs() -> None:
     assert local.manager is not None
     assert local.rollout is not None
     for role, worker in (("manager", local.manager), ("trainer", local.trainer), ("spot", local.rollout)):
-        command = pods(one)[role]["spec"]["containers"][0]["command"]
+        command = commands(pods(one)[role]["spec"]["containers"][0])[-1]
         ours, theirs = ({part for part in argv if part.startswith("--")} for argv in (command, worker.argv))
         assert theirs - ours <= {"--endpoints"}, role
         assert command[:3] == list(worker.argv[:3])
@@ -181,13 +181,10 @@ def test_each_container_sees_only_its_own_keys() -> None:
     seen = {role: secret_files(pod, pod["spec"]["containers"][0]) for role, pod in made.items()}
     assert seen == {
         "manager": {"manager.key", "ca.crt", "tls.crt", "tls.key"},
-        "trainer": {"trainer.key"},
+        "trainer": {"trainer.key", "agent.key"},
         "spot": {"agent.key"},
         "on-demand": {"agent.key"},
     }
-    (sidecar,) = made["trainer"]["spec"]["initContainers"]
-    assert secret_files(made["trainer"], sidecar) == {"agent.key"}
-    assert sidecar["restartPolicy"] == "Always", "so that the Job is complete when the trainer ends"
     for pod in made.values():
         assert all(volume["secret"]["defaultMode"] == 0o440 for volume in pod["spec"]["volumes"] if "secret" in volume)
 
@@ -289,17 +286,75 @@ def scratch(pod: dict[str, Any], container: dict[str, Any]) -> dict[str, Any]:
     return {path: (name, volumes[name].get("sizeLimit")) for path, name in mounts.items()}
 
 
-def test_what_a_pod_writes_is_bounded_and_the_engine_beside_the_trainer_shares_none_of_it() -> None:
+def trainers_container(**fields: Any) -> dict[str, Any]:
+    pod = trainer_job(owner(**fields))["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert "initContainers" not in pod, "a device plugin lends a GPU to one container only"
+    return dict(container)
+
+
+def commands(container: dict[str, Any]) -> list[list[str]]:
+    """What runs the container's processes, the agents' command and the trainer's."""
+    parts: list[list[str]] = [[]]
+    for word in container["command"]:
+        if word == "--":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
+
+
+def gpus(number: int) -> dict[str, Any]:
+    return {"template": template({"resources": {"limits": {"nvidia.com/gpu": number}}})}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "each", "engines", "gpus_each"),
+    [
+        pytest.param({}, 1, "1", "0", id="no device is named, as on a CPU or by a claim"),
+        pytest.param(gpus(1), 1, "1", "1", id="one GPU"),
+        pytest.param(gpus(4), 1, "4", "1", id="one engine for each GPU"),
+        pytest.param(gpus(4), 2, "2", "2", id="or for each group"),
+        pytest.param(gpus(1), 2, "1", "0", id="fewer than an engine lies on, which is noted"),
+    ],
+)
+def test_reserved_engines_are_processes_beside_the_trainer_on_its_gpus(
+    trainer: dict[str, Any], each: int, engines: str, gpus_each: str
+) -> None:
+    rollout = {"engine": {"type": "sglang", "tensorParallel": each, "threads": 3}}
+    container = trainers_container(trainer=trainer, rollout=rollout)
+    program, agent, learner = commands(container)
+    counts = ["--engines", engines, "--gpus-each", gpus_each, "--threads", "3"]
+    assert program == ["python", "-m", "polyrl_trainer.container", *counts]
+    assert agent[:3] == ["python", "-m", "polyrl_rollout.agent"]
+    assert agent[agent.index("--keys") + 1] == "/polyrl/engine-keys/agent.key", "never the trainer's"
+    assert agent[agent.index("--engine-name") + 1] == "$(POLYRL_POD_NAME).{engine}"
+    assert agent[agent.index("--pool") + 1] == "reserved"
+    assert learner[:3] == ["python", "-m", "polyrl_trainer"]
+    assert learner[learner.index("--keys") + 1] == "/polyrl/keys/trainer.key"
+    mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+    assert mounts["/polyrl/engine-keys"] != mounts["/polyrl/keys"]
+    assert container["resources"]["requests"] == {"cpu": "1100m", "memory": "3Gi"}
+
+
+def test_without_a_reserved_engine_the_container_is_the_trainer_alone() -> None:
+    container = trainers_container(trainer={"reservedEngine": False})
+    assert container["command"][:3] == ["python", "-m", "polyrl_trainer"]
+    assert "/polyrl/engine-keys" not in [one["mountPath"] for one in container["volumeMounts"]]
+    assert container["resources"]["requests"] == {"cpu": "1", "memory": "2Gi"}
+
+
+def test_the_trainer_in_a_pod_learns_in_as_many_processes_as_the_manifest_says() -> None:
+    data = fixed_children(owner(trainer={"processesPerPod": 4, "reservedMemFraction": 0.2}))[0]["data"]["job.json"]
+    trainer = PolyRLJob.model_validate_json(data).spec.trainer
+    assert (trainer.processes_per_pod, trainer.reserved_mem_fraction) == (4, 0.2)
+
+
+def test_what_a_pod_writes_is_bounded() -> None:
     sized = {"resources": {"requests": {"memory": "200Gi"}}}
-    reserved = {"name": "reserved", "resources": {"limits": {"memory": "90Gi"}, "requests": {"memory": "1Gi"}}}
-    one = owner(trainer={"template": template(sized, initContainers=[reserved])})
-    made = pods(one)
-    trainer, beside = made["trainer"]["spec"]["containers"][0], made["trainer"]["spec"]["initContainers"][0]
+    made = pods(owner(trainer={"template": template(sized)}))
+    trainer = made["trainer"]["spec"]["containers"][0]
     assert scratch(made["trainer"], trainer) == {"/tmp": ("polyrl-tmp", "64Gi"), "/dev/shm": ("polyrl-shm", "200Gi")}
-    assert scratch(made["trainer"], beside) == {
-        "/tmp": ("polyrl-reserved-tmp", "16Gi"),
-        "/dev/shm": ("polyrl-reserved-shm", "90Gi"),
-    }
     assert scratch(made["spot"], made["spot"]["spec"]["containers"][0]) == {
         "/tmp": ("polyrl-tmp", "16Gi"),
         "/dev/shm": ("polyrl-shm", "32Gi"),
@@ -402,6 +457,8 @@ def test_what_makes_no_other_pods_leaves_their_hash(change: dict[str, Any]) -> N
             {"rollout": {"engine": {"threads": 2}}}, {Role.ROLLOUT, Role.TRAINER, Role.RESERVED}, id="the engine"
         ),
         pytest.param({"trainer": {"template": template()}}, {Role.TRAINER, Role.RESERVED}, id="the trainer's template"),
+        pytest.param({"trainer": {"processesPerPod": 2}}, {Role.TRAINER, Role.RESERVED}, id="the trainer's processes"),
+        pytest.param({"trainer": {"reservedMemFraction": 0.2}}, {Role.TRAINER, Role.RESERVED}, id="its engine's share"),
         pytest.param({"manager": {"template": template()}}, {Role.MANAGER}, id="the manager's template"),
         pytest.param({"recipe": {"seed": 2}}, {Role.TRAINER, Role.RESERVED}, id="the recipe"),
     ],
@@ -433,7 +490,7 @@ def test_a_job_that_samples_nothing_has_no_manager() -> None:
     assert not {name for _, name in kinds if name.endswith("-manager")}
     job = trainer_job(one)
     pod = job["spec"]["template"]["spec"]
-    assert "initContainers" not in pod
+    assert pod["containers"][0]["command"][:3] == ["python", "-m", "polyrl_trainer"]
     assert not [volume for volume in pod["volumes"] if "secret" in volume], "nobody to talk to, so nothing to hide"
     for build in (lambda: manager_pod(one, 1), lambda: rollout_pod(one, 1, Pool.SPOT)):
         with pytest.raises(ValueError, match="sample"):
