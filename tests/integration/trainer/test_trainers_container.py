@@ -75,6 +75,7 @@ def test_agents_are_labelled_started_again_and_end_with_the_trainer(tmp_path: Pa
     assert agents[1] is not None
     agents[1].kill()
     wait_until(lambda: made.agent(1) not in (agents[1], None), "its successor")
+    wait_until(lambda: made.lines().count("[reserved 1] up") == 2, "its first line")
     assert "[reserved 1] ended with exit status 137; started again in 1 s" in made.lines()
     assert made.agent(0) == agents[0], "the other one goes on"
     last = [one for one in (made.agent(0), made.agent(1)) if one is not None]
