@@ -42,6 +42,12 @@ def _named_model_type(config: dict[str, Any]) -> dict[str, Any]:
 ModelConfig = Annotated[dict[str, Any], AfterValidator(_named_model_type), WithJsonSchema(MODEL_CONFIG_SCHEMA)]
 
 
+TEMPLATE_KWARGS_SCHEMA: Final = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+TemplateKwargs = Annotated[dict[str, Any], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)]
+
+
 class Mode(StrEnum):
     """Which stages run, in order."""
 
@@ -69,6 +75,9 @@ class TokenizerSpec(ManifestModel):
     """Characters known to `characters`, each once."""
     path: PathText | None = None
     """Folder of a Hugging Face tokenizer; default: the model's own folder."""
+    chat_template_kwargs: TemplateKwargs | None = None
+    """What the chat template reads beside the messages, such as `{enable_thinking: false}`; the template of every
+    checkpoint has it set, so whoever serves the model makes the same prompts."""
 
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyrl_trainer.data.rows import Message
-from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer, Tools
+from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer, MaskedIds, Tools
 
 
 class UnknownTokenizer(CharacterTokenizer):
@@ -17,5 +17,5 @@ class UnknownTokenizer(CharacterTokenizer):
     def encode_text(self, text: str) -> list[int]:
         return [EOS_ID + 1] * bool(text)
 
-    def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[list[int], list[int]]:
-        return super().encode_chat(messages)
+    def encode_chats(self, messages: Sequence[Message], tools: Tools = ()) -> list[MaskedIds]:
+        return super().encode_chats(messages)

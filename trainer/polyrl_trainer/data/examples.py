@@ -14,17 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 
 from polyrl_trainer.data.rows import DataRow, messages_field, text_field, tools_field
-from polyrl_trainer.data.tokenizers import Tokenizer
+from polyrl_trainer.data.tokenizers import MaskedIds, Tokenizer
 from polyrl_trainer.sample import Sample
 
 log = structlog.get_logger()
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,36 @@ def _prompt(row: DataRow, tokenizer: Tokenizer) -> Prompt:
 
 def prepare_conversations(rows: Iterable[DataRow], tokenizer: Tokenizer, max_tokens: int) -> list[Sample]:
     """Raises InvalidData naming the row; one that is too long is not cut, which would teach to stop mid-sentence."""
-    return [prepare_conversation(row, tokenizer, max_tokens) for row in rows]
+    return [sample for row in rows for sample in prepare_sequences(row, tokenizer, max_tokens)]
 
 
-def prepare_conversation(row: DataRow, tokenizer: Tokenizer, max_tokens: int) -> Sample:
-    """Raises InvalidData."""
+def prepare_sequences(row: DataRow, tokenizer: Tokenizer, max_tokens: int) -> list[Sample]:
+    """One, or several where the chat template rewrites earlier turns of the conversation. Raises InvalidData."""
     if "messages" in row.fields:
-        ids, mask, prompt, response = _from_messages(row, tokenizer)
+        chats, prompt, response = _from_messages(row, tokenizer)
     else:
         prompt, response = text_field(row, "prompt"), text_field(row, "response")
         ids, prompt_length = _encode(row, tokenizer)
-        mask = [0] * prompt_length + [1] * (len(ids) - prompt_length)
+        chats = [(ids, [0] * prompt_length + [1] * (len(ids) - prompt_length))]
+    return [_conversation(row, chat, max_tokens, prompt=prompt, response=response) for chat in chats]
+
+
+def prepare_conversation(row: DataRow, tokenizer: Tokenizer, max_tokens: int) -> Sample:
+    """Where nothing but one sequence will do. Raises InvalidData."""
+    return _only(row, prepare_sequences(row, tokenizer, max_tokens))
+
+
+def _only(row: DataRow, sequences: list[Item]) -> Item:
+    if len(sequences) > 1:
+        raise row.refuse(
+            "the chat template rewrites earlier turns of the assistant's, so what is learned is no single sequence; "
+            "give all but the last `weight: 0`"
+        )
+    return sequences[0]
+
+
+def _conversation(row: DataRow, chat: MaskedIds, max_tokens: int, *, prompt: str, response: str) -> Sample:
+    ids, mask = chat
     if len(ids) > max_tokens:
         raise row.refuse(f"the row has {len(ids)} tokens; rollout.engine.maxContext allows {max_tokens}")
     return Sample(
@@ -99,21 +119,21 @@ def prepare_conversation(row: DataRow, tokenizer: Tokenizer, max_tokens: int) ->
     )
 
 
-def _from_messages(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], list[int], str, str]:
+def _from_messages(row: DataRow, tokenizer: Tokenizer) -> tuple[list[MaskedIds], str, str]:
     messages = messages_field(row)
     if not any(message["role"] == "assistant" for message in messages):
         raise row.refuse("field `messages` has no assistant turn to learn from")
     with row.named_in("field `messages`: "):
-        ids, mask = tokenizer.encode_chat(messages, tools_field(row))
-    if not any(mask):
+        chats = [chat for chat in tokenizer.encode_chats(messages, tools_field(row)) if any(chat[1])]
+    if not chats:
         raise row.refuse("field `messages`: the assistant's turns are empty, or all have weight 0")
-    return ids, mask, "", messages[-1]["content"]
+    return chats, "", messages[-1]["content"]
 
 
 def _encode(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], int]:
     """Ids of prompt and response with its end-of-sequence, and how many are the prompt's."""
     if "messages" in row.fields:
-        ids, mask, _, _ = _from_messages(row, tokenizer)
+        ids, mask = _only(row, _from_messages(row, tokenizer)[0])
         return ids, mask.index(1)
     with row.named_in():
         prompt_ids = tokenizer.encode_prompt(row.fields["prompt"])

@@ -178,6 +178,8 @@ def _message(row: DataRow, index: int, message: object) -> Message:
         raise row.refuse(f"messages[{index}].role must be one of {', '.join(ROLES)}, got {role!r}")
     if not isinstance(content, str):
         raise row.refuse(f"messages[{index}].content must be text, got {_kind(content)}")
+    if not isinstance(given.get("reasoning_content", ""), str):
+        raise row.refuse(f"messages[{index}].reasoning_content must be text, got {_kind(given['reasoning_content'])}")
     if weight not in (0, 1):
         raise row.refuse(f"messages[{index}].weight must be 0 (not learned) or 1, got {weight!r:.80}")
     return given | {"content": content}

@@ -1,30 +1,32 @@
 """Text to token ids and back, behind one small protocol with two makers: single characters, and a Hugging Face
 folder.
 
-Refuses: text that cannot be represented (an unknown character is InvalidData, never <unk>), downloads, and chat
-templates that rewrite earlier turns, because then no loss mask could tell who wrote what.
+Refuses: text that cannot be represented (an unknown character is InvalidData, never <unk>), and downloads. What chat
+templates do to conversations is `chats`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import TokenizerSpec
+from polyrl_trainer.data.chats import WRITTEN, chat_texts, is_learned
 from polyrl_trainer.data.hub import SHOWN_REASON
 from polyrl_trainer.data.rows import Message
 
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 """Special tokens of the character tokenizer, before the alphabet."""
 
-_WRITTEN = "written by the assistant"
 _GENERATION = "generation_config.json"
 
 Tools = Sequence[dict[str, Any]]
 """JSON schemas."""
+MaskedIds = tuple[list[int], list[int]]
+"""Ids of a conversation, and a mask of the same length: 1 on what the assistant wrote, but turns of `weight` 0."""
 
 
 class Tokenizer(Protocol):
@@ -46,8 +48,8 @@ class Tokenizer(Protocol):
     def encode_text(self, text: str) -> list[int]:
         """Text in the middle of a sequence. Raises InvalidData."""
 
-    def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[list[int], list[int]]:
-        """Ids of a whole conversation, and a mask of the same length: 1 on assistant turns but those of `weight` 0.
+    def encode_chats(self, messages: Sequence[Message], tools: Tools = ()) -> list[MaskedIds]:
+        """A whole conversation, as one sequence or, where the chat template rewrites earlier turns, as several.
         Raises InvalidData."""
 
     def encode_chat_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
@@ -69,7 +71,8 @@ def load_tokenizer(spec: TokenizerSpec, model_folder: Path | None, root: Path) -
         return CharacterTokenizer(spec.alphabet)
     if spec.path is None and model_folder is None:
         raise InvalidData("recipe.model.tokenizer.path: needed when the model is made from a config")
-    return HuggingFaceTokenizer(root / spec.path if spec.path is not None else model_folder or root, model_folder)
+    folder = root / spec.path if spec.path is not None else model_folder or root
+    return HuggingFaceTokenizer(folder, model_folder, template_kwargs=spec.chat_template_kwargs or {})
 
 
 class CharacterTokenizer:
@@ -96,7 +99,7 @@ class CharacterTokenizer:
             raise InvalidData(f"character {unknown!r} is not in recipe.model.tokenizer.alphabet")
         return [self._ids[character] for character in text]
 
-    def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[list[int], list[int]]:
+    def encode_chats(self, messages: Sequence[Message], tools: Tools = ()) -> list[MaskedIds]:
         if tools:
             raise InvalidData("recipe.model.tokenizer: of type `characters` shows no `tools`; name those in `messages`")
         ids, mask = [BOS_ID], [0]
@@ -104,11 +107,11 @@ class CharacterTokenizer:
             written = message["role"] == "assistant"
             turn = self.encode_text(message["content"]) + ([EOS_ID] if written else [])
             ids += turn
-            mask += [int(_is_learned(message))] * len(turn)
-        return ids, mask
+            mask += [int(is_learned(message))] * len(turn)
+        return [(ids, mask)]
 
     def encode_chat_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        return self.encode_chat(messages, tools)[0]
+        return self.encode_chats(messages, tools)[0][0]
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._characters.get(int(token), "") for token in ids)
@@ -127,9 +130,14 @@ class CharacterTokenizer:
 class HuggingFaceTokenizer:
     """A folder with tokenizer.json and, for chats, a chat template."""
 
-    def __init__(self, folder: Path, model_folder: Path | None = None) -> None:
-        """`model_folder`: the one whose generation config counts; default: the same."""
+    def __init__(
+        self, folder: Path, model_folder: Path | None = None, *, template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """`model_folder`: the one whose generation config counts; default: the same. `template_kwargs`: are set in the
+        chat template itself, so that whoever uses the saved model gets the prompts that it learned."""
         self._tokenizer = _load_folder(folder)
+        if template_kwargs and self._tokenizer.chat_template:
+            self._tokenizer.chat_template = _setting(template_kwargs) + self._tokenizer.chat_template
         if self._tokenizer.eos_token_id is None:
             raise InvalidData(f"{folder}: the tokenizer has no end-of-sequence token")
         self.pad_id: int | None = self._tokenizer.pad_token_id
@@ -146,10 +154,12 @@ class HuggingFaceTokenizer:
     def encode_text(self, text: str) -> list[int]:
         return self._encode(text, special=False)
 
-    def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[list[int], list[int]]:
-        text = self._render(messages, tools, generation_prompt=False)
+    def encode_chats(self, messages: Sequence[Message], tools: Tools = ()) -> list[MaskedIds]:
+        texts = chat_texts(messages, lambda part, asks: self._render(part, tools, generation_prompt=asks))
+        return [self._masked(one.text, one.learned) for one in texts]
+
+    def _masked(self, text: str, learned: Sequence[tuple[int, int]]) -> MaskedIds:
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        learned = self._learned_characters(messages, tools, text=text)
         mask = [int(any(start <= first < end for start, end in learned)) for first, _ in encoded["offset_mapping"]]
         return list(encoded["input_ids"]), mask
 
@@ -179,29 +189,13 @@ class HuggingFaceTokenizer:
         """The special token that the chat template puts after what the assistant wrote."""
         if not self._tokenizer.chat_template:
             return []
-        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _WRITTEN}]
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": WRITTEN}]
         try:
-            _, written, after = self._render(messages, (), generation_prompt=False).rpartition(_WRITTEN)
+            _, written, after = self._render(messages, (), generation_prompt=False).rpartition(WRITTEN)
         except InvalidData:
             return []
         ids = self._tokenizer(after.strip(), add_special_tokens=False)["input_ids"] if written else []
         return [ids[0]] if ids and ids[0] in self._tokenizer.added_tokens_decoder else []
-
-    def _learned_characters(self, messages: Sequence[Message], tools: Tools, *, text: str) -> list[tuple[int, int]]:
-        """Character ranges of `text` that the assistant wrote and that are learned, found by rendering each prefix of
-        the conversation."""
-        ranges = []
-        for turn in (index for index, message in enumerate(messages) if _is_learned(message)):
-            before = self._render(messages[:turn], tools, generation_prompt=True)
-            # Templates put a line break after the end-of-turn token, which no engine ever generates.
-            after = self._render(messages[: turn + 1], tools, generation_prompt=False).rstrip()
-            if not (text.startswith(before) and text.startswith(after)):
-                raise InvalidData(
-                    f"the chat template writes messages[{turn}] differently once later messages follow, so no loss "
-                    "mask can be made; split the conversation into rows that end with one assistant turn each"
-                )
-            ranges.append((len(before), len(after)))
-        return ranges
 
     def _render(self, messages: Sequence[Message], tools: Tools, *, generation_prompt: bool) -> str:
         import jinja2
@@ -217,8 +211,15 @@ class HuggingFaceTokenizer:
         return str(rendered)
 
 
-def _is_learned(message: Message) -> bool:
-    return bool(message["role"] == "assistant" and message.get("weight", 1) == 1)
+def _setting(values: Mapping[str, Any]) -> str:
+    """Raises InvalidData."""
+    for name in values:
+        if not name.isidentifier():
+            raise InvalidData(
+                f"recipe.model.tokenizer.chatTemplateKwargs: {name!r} is no name that a template can read"
+            )
+    # A template reads Python's literals.
+    return "".join(f"{{% set {name} = {value!r} %}}" for name, value in values.items())
 
 
 def _generation_ends(folder: Path) -> list[int]:

@@ -164,6 +164,15 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         cel=f"{_CHARACTERS} || {_ALPHABET} == ''",
     ),
     Rule(
+        "template-kwargs-used",
+        "recipe.model.tokenizer.chatTemplateKwargs",
+        message="a tokenizer of type characters has no chat template that reads anything",
+        holds=lambda s: (
+            s.recipe.model.tokenizer.type != "characters" or s.recipe.model.tokenizer.chat_template_kwargs is None
+        ),
+        cel=f"!({_CHARACTERS}) || !has(self.recipe.model.tokenizer.chatTemplateKwargs)",
+    ),
+    Rule(
         "tokenizer-found",
         "recipe.model.tokenizer",
         message="a model made from config has no tokenizer of its own:"

@@ -33,6 +33,10 @@ FIXED: Final[tuple[FieldOfSpec, ...]] = (
     (("recipe", "model", "tokenizer", "type"), lambda spec: spec.recipe.model.tokenizer.type),
     (("recipe", "model", "tokenizer", "alphabet"), lambda spec: spec.recipe.model.tokenizer.alphabet),
     (("recipe", "model", "tokenizer", "path"), lambda spec: spec.recipe.model.tokenizer.path),
+    (
+        ("recipe", "model", "tokenizer", "chatTemplateKwargs"),
+        lambda spec: spec.recipe.model.tokenizer.chat_template_kwargs,
+    ),
     (("recipe", "model", "lora"), lambda spec: _adapters(spec.recipe.model.lora)),
     (("recipe", "algorithm", "name"), lambda spec: spec.recipe.algorithm.name),
     (("recipe", "algorithm", "critic", "trunk"), lambda spec: spec.recipe.algorithm.critic.trunk),

@@ -1,0 +1,148 @@
+"""Chats of models that think: what is learned is what the policy would write after the prompt that it gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from polyrl.errors import InvalidData
+from polyrl_trainer.data.examples import prepare_conversation, prepare_conversations, prepare_prompts
+from polyrl_trainer.data.rows import DataRow
+from polyrl_trainer.data.tokenizers import HuggingFaceTokenizer
+from tests.unit.trainer.data.thinking_tokenizers import spelled, thinking_tokenizer
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, thought: str | None = None, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, "reasoning_content": thought, **fields}
+
+
+TWO = [user("1+1?"), assistant("2", "one and one"), user("2+2?"), assistant("4", "two and two")]
+
+
+def learned(tokenizer: HuggingFaceTokenizer, messages: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Of each sequence its text, and the pieces of it that are learned."""
+    samples = prepare_conversations([DataRow("f:1", {"messages": messages})], tokenizer, 1000)
+    found = []
+    for sample in samples:
+        mask = sample.loss_mask.astype(bool)
+        edges = [place for place in range(1, len(mask)) if mask[place] != mask[place - 1]] + [len(mask)]
+        starts = [place for place in edges[:-1] if mask[place]]
+        pieces = [spelled(tokenizer, sample.tokens[start : edges[edges.index(start) + 1]]) for start in starts]
+        found.append((spelled(tokenizer, sample.tokens), pieces))
+    return found
+
+
+def prompt(tokenizer: HuggingFaceTokenizer, messages: list[dict[str, Any]]) -> str:
+    (made,) = prepare_prompts([DataRow("f:1", {"messages": messages})], tokenizer, 1000)
+    return spelled(tokenizer, made.ids)
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["reasoning_content", "in content"])
+def test_r1_each_turn_is_learned_with_its_thought_after_the_prompt_that_opens_it(tmp_path: Path, inline: bool) -> None:
+    tokenizer = thinking_tokenizer("r1", tmp_path)
+    turns = TWO
+    if inline:
+        turns = [*TWO]
+        turns[1] = assistant("<think>\none and one\n</think>\n\n2")
+        turns[3] = assistant("two and two\n</think>\n\n4")  # as the policy writes it
+    first, second = learned(tokenizer, turns)
+    assert first[1] == ["one and one\n</think>\n\n2<｜end｜>"]
+    assert second[1] == ["two and two\n</think>\n\n4<｜end｜>"]
+    assert first[0] == prompt(tokenizer, TWO[:1]) + first[1][0]
+    assert second[0] == prompt(tokenizer, turns[:3]) + second[1][0]
+    assert "one and one" not in second[0], "nor has the policy's prompt the earlier thought"
+
+
+def test_r1_an_answer_without_a_thought_ends_an_empty_one(tmp_path: Path) -> None:
+    tokenizer = thinking_tokenizer("r1", tmp_path)
+    assert learned(tokenizer, [user("1+1?"), assistant("2")])[0][1] == ["\n</think>\n\n2<｜end｜>"]
+
+
+def test_qwen3_a_question_after_an_answer_begins_another_sequence(tmp_path: Path) -> None:
+    tokenizer = thinking_tokenizer("qwen3", tmp_path)
+    first, second = learned(tokenizer, TWO)
+    assert first[1] == ["<think>\none and one\n</think>\n\n2<|im_end|>"]
+    assert second[1] == ["<think>\ntwo and two\n</think>\n\n4<|im_end|>"]
+    assert second[0].startswith(prompt(tokenizer, TWO[:3]))
+    assert "one and one" not in second[0]
+
+
+CALLS = [
+    user("17*23?"),
+    assistant("", "a tool", tool_calls=[{"name": "times"}]),
+    {"role": "tool", "content": "391"},
+    assistant("391", "so it is"),
+]
+
+
+def test_qwen3_steps_with_a_tool_are_one_sequence(tmp_path: Path) -> None:
+    tokenizer = thinking_tokenizer("qwen3", tmp_path)
+    ((text, pieces),) = learned(tokenizer, CALLS)
+    assert len(pieces) == 2
+    assert pieces[0].startswith("<think>\na tool\n</think>\n\n\n<tool_call>")
+    assert pieces[1] == "<think>\nso it is\n</think>\n\n391<|im_end|>"
+    assert "<tool_response>\n391\n</tool_response>" in text
+    assert text.endswith("391<|im_end|>\n"), "as the template ends it"
+
+
+def test_a_turn_of_weight_0_is_neither_learned_nor_a_sequence(tmp_path: Path) -> None:
+    for family in ("r1", "qwen3"):
+        tokenizer = thinking_tokenizer(family, tmp_path / family)
+        turns = [TWO[0], {**TWO[1], "weight": 0}, *TWO[2:]]
+        ((text, pieces),) = learned(tokenizer, turns)
+        assert len(pieces) == 1
+        assert text.rstrip() == prompt(tokenizer, TWO[:3]) + pieces[0]
+
+
+def test_thinking_is_switched_off_by_the_manifest_and_stays_off_in_what_is_saved(tmp_path: Path) -> None:
+    tokenizer = thinking_tokenizer("qwen3", tmp_path, enable_thinking=False)
+    asked = prompt(tokenizer, [user("1+1?")])
+    assert asked.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert learned(tokenizer, [user("1+1?"), assistant("2")])[0][1] == ["2<|im_end|>"]
+    tokenizer.save(tmp_path / "saved")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert saved.apply_chat_template([user("1+1?")], tokenize=False, add_generation_prompt=True) == asked
+
+
+def test_a_template_reads_whatever_the_manifest_gives_it(tmp_path: Path) -> None:
+    given = {"flag": True, "nothing": None, "text": "it's {{ 'é' }}", "list": [1, {"a": 2.5}]}
+    tokenizer = thinking_tokenizer("qwen3", tmp_path / "a", **given)
+    tokenizer._tokenizer.chat_template += "{{ [flag, nothing, text, list] }}"
+    assert tokenizer._render([user("?")], (), generation_prompt=False).endswith(str(list(given.values())))
+    with pytest.raises(InvalidData, match="'a b' is no name"):
+        thinking_tokenizer("qwen3", tmp_path / "b", **{"a b": 1})
+
+
+@pytest.mark.parametrize(
+    ("family", "kwargs", "messages", "sentence"),
+    [
+        ("qwen3", {"enable_thinking": False}, TWO[:2], r"writes messages\[1\] differently .*\.chatTemplateKwargs"),
+        ("plain", {}, TWO[:2], r"leaves out the thought of messages\[1\]"),
+        ("qwen3", {}, [user("?"), assistant("2", 5)], r"messages\[1\]\.reasoning_content must be text, got a number"),  # type: ignore[arg-type]
+    ],
+    ids=["a thought where none is asked for", "a template that knows no thoughts", "no text"],
+)
+def test_what_would_be_lost_is_refused(
+    tmp_path: Path, family: str, kwargs: dict[str, Any], messages: list[dict[str, Any]], sentence: str
+) -> None:
+    tokenizer = thinking_tokenizer("qwen3" if family == "plain" else family, tmp_path, **kwargs)
+    if family == "plain":
+        tokenizer._tokenizer.chat_template = (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        )
+    with pytest.raises(InvalidData, match=sentence):
+        prepare_conversations([DataRow("f:1", {"messages": messages})], tokenizer, 1000)
+
+
+def test_where_one_sequence_is_needed_several_are_refused(tmp_path: Path) -> None:
+    tokenizer = thinking_tokenizer("qwen3", tmp_path)
+    with pytest.raises(InvalidData, match="give all but the last `weight: 0`"):
+        prepare_conversation(DataRow("f:1", {"messages": TWO}), tokenizer, 1000)
