@@ -8,12 +8,14 @@
 No message leaves before the events that it depends on are safe: `polyrl.ledger.journal.durability` says how safe. The
 run ends after the trainer's FinishRun: once all agents are gone and the final status was read, at the latest
 FINISH_DEADLINE_S later; one that stays serves on.
-A bug in a callback ends the process: a ledger that half-took a message must not go on.
+A bug in a callback ends the process: a ledger that half-took a message must not go on. A connection that cannot be
+accepted is none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import ssl
 import time
@@ -67,6 +69,9 @@ LINGER_S: Final = 1.0
 """Time that the last messages get to leave."""
 HTTP_SHUTDOWN_S: Final = 2.0
 """Time that open HTTP requests get to end."""
+
+NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""What `accept` may fail with for which the connection is not to blame."""
 
 log = structlog.get_logger(__name__)
 
@@ -378,6 +383,10 @@ class Manager:
 
     def _on_broken_callback(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in NO_ROOM and "socket" in context:
+            # Strangers have taken all descriptors, each for HANDSHAKE_MS; asyncio listens again in a second.
+            log.warning("no connection is accepted for a second", error=str(error))
+            return
         if not isinstance(error, PolyRLError):
             log.error("a callback broke", what=context.get("message"), exc_info=error)
             broken = RunFailed(f"the manager broke: {error or context.get('message')}")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -20,6 +23,7 @@ from polyrl_operator.secret import write_run_keys
 from polyrl_trainer.client import RolloutClient
 
 DEADLINE_S = 60.0
+DESCRIPTORS = 128
 JOB = {
     "apiVersion": "polyrl.dev/v1alpha1",
     "kind": "PolyRLJob",
@@ -75,6 +79,25 @@ def test_it_says_where_it_listens_and_ends_on_sigterm(run: Path, process: subpro
 
 
 async def test_it_ends_after_finish(run: Path, process: subprocess.Popen[bytes]) -> None:
+    async with RolloutClient.connect(run / "run/manager.json", run / "keys/trainer.key", 3) as client:
+        await client.finish(True, "done")
+    assert await asyncio.to_thread(process.wait, DEADLINE_S) == 0
+
+
+async def test_strangers_that_take_every_descriptor_do_not_end_it(run: Path, process: subprocess.Popen[bytes]) -> None:
+    """They dial and are silent until they are closed; meanwhile nothing can be accepted, HTTP included."""
+    endpoints = wait_for(run / "run" / "manager.json")
+    # A small table is full soon; more than it has room for.
+    psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    agents, http = (urlsplit(endpoints.agents).port, urlsplit(endpoints.http).port)
+    with ExitStack() as strangers:
+        for port in [agents] * 2 * DESCRIPTORS + [http] * 3:
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE_S))
+        deadline = time.monotonic() + DEADLINE_S
+        while "no connection is accepted" not in (run / "log").read_text():
+            assert time.monotonic() < deadline, (run / "log").read_text()
+            assert process.poll() is None, (run / "log").read_text()
+            await asyncio.sleep(0.02)
     async with RolloutClient.connect(run / "run/manager.json", run / "keys/trainer.key", 3) as client:
         await client.finish(True, "done")
     assert await asyncio.to_thread(process.wait, DEADLINE_S) == 0
