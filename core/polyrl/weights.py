@@ -105,6 +105,8 @@ class WeightsRef(msgspec.Struct, frozen=True, array_like=True):
     """The model's number of tokens: every id that it generates is below; 0: not known."""
     receipt: bytes = b""
     """`Receipt` of its chunks, which engines do not learn here: who names it has pulled them all; empty: not known."""
+    positions: int = 0
+    """Tokens that the model's own configuration allows in a context; 0: not known."""
 
 
 _decoder = msgspec.msgpack.Decoder(VersionManifest)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+ENGINES_OWN: Final = 8
+"""Tokens of a context that engines may keep for themselves, as SGLang does."""
 
 
 class LedgerConfig(msgspec.Struct, frozen=True):
@@ -55,6 +60,11 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     """Most that an engine gets at once, whatever it says that it can take; `rollout.engine.maxRunning`."""
     max_context: int = 16_777_216
     """Longest that an engine's context counts for, whatever it says; `rollout.engine.maxContext`."""
+
+    def allowed_context(self, positions: int) -> int:
+        """Tokens that every engine of the run must be able to hold: what the manifest asks for and a model of so many
+        positions has, less what an engine keeps for itself; 0 while the model is not known."""
+        return max(0, min(self.max_context, positions - ENGINES_OWN))
 
     @property
     def gone_s(self) -> float:

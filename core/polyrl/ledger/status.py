@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from math import inf
+from typing import Final
 
 import msgspec
 
 from polyrl.ledger.measures.departures import pause_of
-from polyrl.ledger.state import LeasedEngine, LedgerState, SamplePhase, SampleState, step_key
+from polyrl.ledger.state import (
+    LeasedEngine,
+    LedgerState,
+    SamplePhase,
+    SampleState,
+    context_used,
+    step_key,
+)
 from polyrl.sample import Purpose, sample_id
 from polyrl.status import MAX_MESSAGE, EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
+
+CLAIMS_NAMED: Final = 8
+"""Engines whose contexts a sentence names."""
 
 
 def manager_status(state: LedgerState, now: float, seq: int) -> ManagerStatus:
@@ -123,7 +134,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 def waits_of(state: LedgerState, now: float) -> list[Wait]:
     """Every wait, the longest first."""
-    waits = [*_trainer_waits(state, now), *_queue_waits(state), *_refusal_waits(state)]
+    waits = [*_trainer_waits(state, now), *_queue_waits(state), *_refusal_waits(state), *_context_waits(state)]
     waits += [*_engine_waits(state, now), *_verdict_waits(state)]
     return sorted(waits, key=lambda wait: wait.since)
 
@@ -169,6 +180,25 @@ def _refusal_waits(state: LedgerState) -> Iterator[Wait]:
             what="room",
             since=min(since),
             until=min(since) + state.config.refusal_deadline_s,
+        )
+
+
+def _context_waits(state: LedgerState) -> Iterator[Wait]:
+    """Samples that no engine here says that it can hold, and that the model and the manifest allow."""
+    claims = {engine.name: engine.capacity.max_context for engine in state.engines.values() if not engine.draining}
+    waiting = [sample for sample in state.samples.values() if sample.phase is SamplePhase.WAITING]
+    long = [sample for sample in waiting if context_used(state, sample) >= max(claims.values(), default=inf)]
+    if long:
+        claimed = ", ".join(f"{name} {context}" for name, context in sorted(claims.items())[:CLAIMS_NAMED])
+        allowed = (
+            f"the model and rollout.engine.maxContext allow {state.config.allowed_context(state.weights.positions)}"
+        )
+        yield Wait(
+            f"{len(long)} samples of up to {max(context_used(state, sample) for sample in long)} tokens",
+            f"an engine that holds as many ({allowed}; engines say that they hold {claimed})",
+            what="room",
+            since=min(sample.since for sample in long),
+            until=None,
         )
 
 

@@ -167,6 +167,8 @@ class PublishVersion(Message, frozen=True, tag="publish"):
     """The model's number of tokens; 0: it is not known, and ids are not checked."""
     receipt: bytes = b""
     """By which engines show that they have pulled it; empty: not known, and they are believed."""
+    positions: int = 0
+    """Tokens that the model allows in a context; 0: not known, and the longest that an engine claims is believed."""
 
     @classmethod
     def of(cls, request: int, weights: WeightsRef) -> PublishVersion:
@@ -179,6 +181,7 @@ class PublishVersion(Message, frozen=True, tag="publish"):
             content=weights.content,
             vocabulary=weights.vocabulary,
             receipt=weights.receipt,
+            positions=weights.positions,
         )
 
     @property
@@ -191,6 +194,7 @@ class PublishVersion(Message, frozen=True, tag="publish"):
             content=self.content,
             vocabulary=self.vocabulary,
             receipt=self.receipt,
+            positions=self.positions,
         )
 
 

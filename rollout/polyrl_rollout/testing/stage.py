@@ -126,9 +126,16 @@ class Stage:
             return outcome
         return self.agent(name, WeightsLoaded(version, 0.1, load_seconds=0.1, bytes_pulled=100))
 
-    def publish(self, version: int, vocabulary: int = 0) -> Effects:
+    def publish(self, version: int, vocabulary: int = 0, positions: int = 0) -> Effects:
         """The trainer publishes weights."""
-        where = WeightsRef(version, "tcp://publisher", public_key="key", manifest_hash=b"hash", vocabulary=vocabulary)
+        where = WeightsRef(
+            version,
+            "tcp://publisher",
+            public_key="key",
+            manifest_hash=b"hash",
+            vocabulary=vocabulary,
+            positions=positions,
+        )
         return self.trainer(PublishVersion.of(self.request(), where))
 
     def submit(self, count: int = 1, n: int = 1, **fields: Any) -> Effects:

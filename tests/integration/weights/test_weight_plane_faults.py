@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import resource
@@ -150,6 +151,21 @@ async def test_what_is_pulled_is_what_was_published_to_the_bit(
         assert loaded[name].dtype == tensor.dtype
         assert torch.equal(loaded[name], tensor)
     assert (pulled.staged.folder / "config.json").read_bytes() == FILES["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        ({"vocab_size": 7, "max_position_embeddings": 99}, (7, 99)),
+        ({}, (0, 0)),
+        ({"vocab_size": "7", "max_position_embeddings": None}, (0, 0)),
+    ],
+)
+def test_the_models_own_sizes_are_published(
+    publishers: Callable[..., WeightPublisher], config: dict[str, Any], sizes: tuple[int, int]
+) -> None:
+    published = publishers().publish(0, weights(0).items(), {"config.json": json.dumps(config).encode()})
+    assert (published.vocabulary, published.positions) == sizes
 
 
 async def test_only_chunks_that_changed_are_pulled(

@@ -131,8 +131,9 @@ class WeightPublisher:
             public_key=self._public_key,
             manifest_hash=weights.manifest_hash(kept.body),
             content=content,
-            vocabulary=_vocabulary(snapshot.files),
+            vocabulary=_of_config(snapshot.files, "vocab_size"),
             receipt=receipt.value,
+            positions=_of_config(snapshot.files, "max_position_embeddings"),
         )
 
     def close(self) -> None:
@@ -214,7 +215,7 @@ def _copy(tensor: torch.Tensor, place: memoryview) -> None:
         torch.frombuffer(place, dtype=tensor.dtype).view(tensor.shape).copy_(tensor.detach())
 
 
-def _vocabulary(files: dict[str, bytes]) -> int:
-    """The model's number of tokens by its config.json; 0 where that does not say it."""
-    size = json.loads(files.get("config.json", b"{}")).get("vocab_size", 0)
+def _of_config(files: dict[str, bytes], name: str) -> int:
+    """A size of the model by its config.json; 0 where that does not say it."""
+    size = json.loads(files.get("config.json", b"{}")).get(name, 0)
     return size if isinstance(size, int) else 0

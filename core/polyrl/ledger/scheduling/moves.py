@@ -7,6 +7,8 @@ with the engine), the turn ends here: an engine that is fed an end-of-sequence t
 Contexts: an engine goes on with a sample that leaves room for one more token in its context, for as long as both that
 and the budget last. What fills one context moves to an engine with a longer one; where there is none it ends by length,
 and is never discarded for what it or an environment wrote. Only a prompt that leaves no room anywhere is too long.
+What the model and the manifest allow is room, whatever engines claim: a sample that fits it waits for an engine that
+holds it.
 """
 
 from __future__ import annotations
@@ -16,10 +18,15 @@ from collections.abc import Sequence
 from polyrl.ledger.batching import discard_group
 from polyrl.ledger.causes import MoveCause, QuarantineCause
 from polyrl.ledger.events import EngineDeparted, EngineQuarantined, Moved, TurnEnded
-from polyrl.ledger.fleet import Fleet
 from polyrl.ledger.measures.departures import Departure, pause_of
 from polyrl.ledger.scheduling.cost import may_ever_serve, serves
-from polyrl.ledger.state import REJECTIONS_TO_PAUSE, GroupState, SampleState, context_used, turn_done
+from polyrl.ledger.state import (
+    REJECTIONS_TO_PAUSE,
+    GroupState,
+    SampleState,
+    context_used,
+    turn_done,
+)
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Finish, Pool, sample_id
 from polyrl.wire import Cancel
@@ -70,17 +77,18 @@ def _has_outgrown(transition: Transition, sample: SampleState) -> bool:
     """Whether no engine that may serve it has room for another token."""
     state = transition.state
     group = state.groups[sample.group].group
-    context = longest_context(transition.fleet, group.min_version, group.max_version)
+    context = longest_context(transition, group.min_version, group.max_version)
     return 0 < context <= context_used(state, sample)
 
 
-def longest_context(fleet: Fleet, low: int, high: int) -> int:
-    """That of the engines that serve these versions or will, when they have loaded; 0 while none serves them yet:
-    an engine that starts may not know its context, and nothing may end by a guess."""
-    kinds = [(version, context) for version, context in fleet.kinds() if version <= high]
+def longest_context(transition: Transition, low: int, high: int) -> int:
+    """What is allowed, or that of the engines that serve these versions or will, when they have loaded; 0 while none
+    serves them yet: an engine that starts may not know its context, and nothing may end by a guess."""
+    kinds = [(version, context) for version, context in transition.fleet.kinds() if version <= high]
     if all(version < low for version, _ in kinds):
         return 0
-    return max(context for _, context in kinds)
+    allowed = transition.config.allowed_context(transition.state.weights.positions)
+    return max(allowed, *(context for _, context in kinds))
 
 
 def end_unservable(transition: Transition) -> None:
@@ -104,7 +112,7 @@ def _end_those(transition: Transition, groups: Sequence[int]) -> None:
             continue
         versions = (entry.group.min_version, entry.group.max_version)
         if versions not in contexts:
-            contexts[versions] = longest_context(transition.fleet, *versions)
+            contexts[versions] = longest_context(transition, *versions)
         if contexts[versions]:
             _end_outgrown(transition, entry, contexts[versions])
         elif _is_stale(transition, entry.group.max_version):

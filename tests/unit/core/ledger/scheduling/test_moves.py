@@ -9,9 +9,11 @@ import pytest
 
 from polyrl.ledger.apply.samples import AVOID_S
 from polyrl.ledger.causes import MoveCause
+from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import EngineQuarantined, GroupDiscarded
 from polyrl.ledger.scheduling.cost import placement_request
 from polyrl.ledger.scheduling.moves import already_over, end_unservable, half_open, move, quarantine
+from polyrl.ledger.status import waits_of
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Finish
 from polyrl.wire import Assign, Cancel, Deregister, GroupDropped, TurnDone, WeightsLoaded, pack_ids
@@ -256,3 +258,49 @@ def test_an_engine_that_still_loads_may_be_the_one_that_holds_it() -> None:
     assert not sent(outcome, (TurnDone, Assign))
     (assign,) = sent(stage.agent("b", WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=1)), Assign)
     assert (assign.sample, assign.max_new_tokens) == ("0.0", 80)
+
+
+ALLOWED = 64
+"""Of a context, by the manifest; the model's own is longer."""
+
+
+def short_and_alone(claim: int, *, prompt: int = 10, positions: int = 1000) -> Stage:
+    """Engine `a` is the only one, and says that it holds `claim` tokens."""
+    stage = Stage(LedgerConfig(run_epoch=1, max_context=ALLOWED))
+    stage.publish(1, positions=positions)
+    stage.engine("a", version=1, max_context=claim)
+    stage.submit(1, prompt_ids=pack_ids([9] * prompt), max_new_tokens=100, min_version=1, max_version=1)
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("prompt", "positions", "waits"),
+    [
+        pytest.param(30, 1000, True, id="what the manifest allows waits"),
+        pytest.param(ALLOWED - 1, 1000, True, id="to its last token"),
+        pytest.param(ALLOWED, 1000, False, id="there is room for it nowhere"),
+        pytest.param(30, 39, True, id="what the model allows"),
+        pytest.param(30, 38, False, id="less than the model allows, but for what an engine keeps"),
+        pytest.param(30, 0, False, id="of the model nothing is known"),
+    ],
+)
+def test_a_short_context_that_the_only_engine_claims_ends_no_prompt(prompt: int, positions: int, waits: bool) -> None:
+    stage = short_and_alone(2, prompt=prompt, positions=positions)
+    state = stage.ledger.state
+    assert list(state.counters.discarded) == ([] if waits else ["promptTooLong"])
+    sentences = [wait.sentence(stage.now) for wait in waits_of(state, stage.now)]
+    those = [text for text in sentences if text.startswith(f"1 samples of up to {prompt} tokens waits for room")]
+    assert len(those) == waits
+    assert all("engines say that they hold a 2)" in text for text in those)
+    stage.engine("b", version=1, max_context=1000)
+    assert stage.placed() == {"a": [], "b": ["0.0"] if waits else []}
+
+
+def test_a_sample_that_fills_the_only_engines_context_waits_for_what_is_allowed() -> None:
+    stage = short_and_alone(20)
+    outcome = stage.tokens("a", stage.number("0.0"), [5] * 10, "length", version=1)
+    assert not sent(outcome, (TurnDone, GroupDropped))
+    (assign,) = sent(stage.engine("b", version=1, max_context=1000), Assign)
+    assert (assign.offset, assign.max_new_tokens) == (10, ALLOWED - 20)
+    (turn,) = sent(stage.tokens("b", stage.number("0.0"), [6] * (ALLOWED - 20), "length", version=1), TurnDone)
+    assert turn.response.finish is Finish.LENGTH
