@@ -54,14 +54,19 @@ class ServedConnection:
         self._content: Content | None = None
         self._about = b""
         self._frames: deque[tuple[int, int]] = deque()
-        self.is_authentic = False
-        """True once a request could be opened: whoever dialled has the receivers' key."""
+        self.requests = 0
+        """Asked so far, each whole: the first shows that whoever dialled has the receivers' key."""
 
     def receive(self, data: bytes) -> None:
         """What came, cut anywhere. Raises ProtocolError."""
         self._inbox += data
         while self._parse():
             pass
+
+    @property
+    def is_authentic(self) -> bool:
+        """Whoever dialled has shown the receivers' key."""
+        return self.requests > 0
 
     @property
     def is_waiting(self) -> bool:
@@ -116,7 +121,7 @@ class ServedConnection:
         self._greeting = self._handshake.public
 
     def _ask(self, body: bytes) -> None:
-        self._length, self.is_authentic = 0, True
+        self._length, self.requests = 0, self.requests + 1
         if len(self._asked) >= MAX_ASKED:
             raise ProtocolError(f"more than {MAX_ASKED} requests at once")
         self._asked.append((decode_from_puller(body), body))

@@ -127,18 +127,19 @@ class Transfer:
                 self._check()
 
     def _fetch(self, stream: WeightStream, partial: Partial) -> None:
-        asked: deque[tuple[ChunkEntry, bytes]] = deque()
+        taken, asked = deque[ChunkEntry](), deque[bytes]()
         try:
             while True:
-                while len(asked) < CHUNKS_AHEAD and (chunk := self._next()) is not None:
-                    asked.append((chunk, stream.ask(wire.GetChunk(self._weights.version, chunk.hash))))
-                if not asked:
+                while len(taken) < CHUNKS_AHEAD and (chunk := self._next()) is not None:
+                    taken.append(chunk)  # first: to ask may fail, and it is still to be had
+                    asked.append(stream.ask(wire.GetChunk(self._weights.version, chunk.hash)))
+                if not taken:
                     return
-                self._receive(stream, *asked[0], partial)
-                asked.popleft()
+                self._receive(stream, taken[0], asked.popleft(), partial)
+                taken.popleft()
         finally:
             with self._changed:
-                self._todo.extendleft(chunk for chunk, _ in asked)
+                self._todo.extendleft(taken)
 
     def _receive(self, stream: WeightStream, chunk: ChunkEntry, about: bytes, partial: Partial) -> None:
         def place(size: int) -> memoryview:

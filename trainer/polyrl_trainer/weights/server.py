@@ -1,7 +1,8 @@
 """Answers many receivers over plain sockets, on threads of its own: one that reads slowly costs the learner nothing.
 
 connections   as many as may be open at once; one that has shown no key after HANDSHAKE_S, or has asked for nothing
-              and read nothing for IDLE_S, is closed
+              whole and read nothing for IDLE_S, is closed. Beyond them those make room that were silent for longest, of
+              the address that has most
 rooms         sealed frames on their way lie in rooms of a frame each, used again and again; there are as many as
               `max_bytes` holds. While somebody waits for one, a receiver that holds one and has read less than
               LEAST_READ in STALL_S loses its connection, whatever it asks for meanwhile. The last quarter is for
@@ -12,6 +13,7 @@ fairness      a frame per receiver and turn
 from __future__ import annotations
 
 import contextlib
+import heapq
 import resource
 import selectors
 import socket
@@ -37,6 +39,8 @@ MAX_CONNECTIONS: Final = 5120
 half of the files that this process may open are the trainer's own."""
 HANDSHAKE_S: Final = 5.0
 STALL_S: Final = 5.0
+MAKES_WAY_S: Final = 1.0
+"""After which a receiver may have to make way for a new one."""
 LEAST_READ: Final = 64 << 10
 """Bytes of a frame in STALL_S: as many rooms as there are, read so slowly, take a link of 30 Mbit/s."""
 IDLE_S: Final = 60.0
@@ -58,7 +62,7 @@ class _Peer:
     connection: ServedConnection
     begun: float
     heard: float
-    """When it last sent something or, with a room, had read LEAST_READ more of it."""
+    """When it last asked for something whole or, with a room, had read LEAST_READ more of it."""
     address: str = ""
     read: int = 0
     """Since `heard`."""
@@ -87,11 +91,11 @@ class WeightServer:
         # all of them up.
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self._most = min(max_connections, hard // 2)
+        most = min(max_connections, hard // 2)
         self._listener = _listen(bind)
         self.host, self.port = self._listener.getsockname()[:2]
         rooms = max(1, max_bytes // ROOM_BYTES // THREADS)
-        self._threads = [_ServingThread(self, rooms) for _ in range(THREADS)]
+        self._threads = [_ServingThread(self, rooms, max(1, most // THREADS)) for _ in range(THREADS)]
         self._threads[0].listen(self._listener)
         for thread in self._threads:
             thread.start()
@@ -112,9 +116,6 @@ class WeightServer:
         """Gives a new connection to the thread with the fewest."""
         with contextlib.suppress(OSError):
             connected, (address, *_) = self._listener.accept()
-            if self.num_connections >= self._most:
-                connected.close()
-                return
             connected.setblocking(False)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             min(self._threads, key=lambda thread: thread.num_connections).adopt(connected, address)
@@ -123,9 +124,10 @@ class WeightServer:
 class _ServingThread(threading.Thread):
     """A share of the connections, and of the rooms."""
 
-    def __init__(self, server: WeightServer, rooms: int) -> None:
+    def __init__(self, server: WeightServer, rooms: int, connections: int) -> None:
         super().__init__(name="weight-server", daemon=True)
         self._server, self._selector = server, selectors.DefaultSelector()
+        self._most = connections
         self._rooms_left, self._rooms = rooms, list[memoryview]()
         self._spare, self._held = rooms // 4, Counter[str]()
         """Rooms for addresses that hold none, and how many each one holds."""
@@ -176,10 +178,23 @@ class _ServingThread(threading.Thread):
         self._wake.recv(READ_BYTES)
         while self._new:
             now, (connected, address) = time.monotonic(), self._new.popleft()
+            if len(self._peers) >= self._most and not self._make_way(now):
+                connected.close()
+                continue
             connection = ServedConnection(self._server.handshake(), self._server.find)
             peer = _Peer(connected, connection, begun=now, heard=now, address=address)
             self._peers.add(peer)
             self._selector.register(connected, selectors.EVENT_READ, peer)
+
+    def _make_way(self, now: float) -> bool:
+        """Ends the connections that are missed least, some at once: each search costs as much as many of them."""
+        of = Counter(peer.address for peer in self._peers)
+        most = max(1, self._most // 2)
+        able = [peer for peer in self._peers if now - peer.heard > MAKES_WAY_S or of[peer.address] > most]
+        for peer in heapq.nlargest(max(1, self._most // 16), able, lambda peer: (of[peer.address], now - peer.heard)):
+            self._server.stalled.add("others come, and it asks for nothing")
+            self._end(peer)
+        return bool(able)
 
     def _attend(self, peer: _Peer, events: int) -> None:
         if peer not in self._peers:
@@ -200,9 +215,10 @@ class _ServingThread(threading.Thread):
             data = peer.socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionResetError
-            if peer.room is None:
-                peer.heard = time.monotonic()
+            asked = peer.connection.requests
             peer.connection.receive(data)
+            if peer.room is None and peer.connection.requests > asked:
+                peer.heard = time.monotonic()
 
     def _write(self, peer: _Peer) -> None:
         """One piece, or what the system takes of it."""

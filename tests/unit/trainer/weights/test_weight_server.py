@@ -12,7 +12,7 @@ import zmq
 
 from polyrl.wire.sealing import Handshake, LastingKeys
 from polyrl.wire.serving import Content
-from polyrl_trainer.weights.server import LEAST_READ, STALL_S, WeightServer, _Peer, _ServingThread
+from polyrl_trainer.weights.server import LEAST_READ, MAKES_WAY_S, STALL_S, WeightServer, _Peer, _ServingThread
 
 
 class Asking:
@@ -20,9 +20,11 @@ class Asking:
 
     is_waiting = False
     is_authentic = True
+    requests = 0
 
     def receive(self, data: bytes) -> None:
-        """Keeps nothing of what it asks."""
+        """A request ends with a dot."""
+        self.requests += data.count(b".")
 
     def next(self, room: memoryview) -> memoryview:
         return room
@@ -34,13 +36,14 @@ def handshake() -> Handshake:
 
 
 ROOMS = 1
+CONNECTIONS = 32
 
 
 @pytest.fixture
 def thread() -> Iterator[_ServingThread]:
     """A serving thread of one room that is not started: the test takes its turns."""
     server = WeightServer("tcp://127.0.0.1:*", handshake, lambda _: Content(memoryview(b""), nullcontext))
-    thread = _ServingThread(server, ROOMS)
+    thread = _ServingThread(server, ROOMS, CONNECTIONS)
     yield thread
     server.close()
     for ours in (thread._wake, thread._waker, thread._selector):
@@ -99,7 +102,7 @@ def test_asking_for_more_keeps_no_room(thread: _ServingThread, peers: list[_Peer
         thread._give_room(first)
         assert thread._get_room(asks)
         taken_at = asks.heard
-        theirs.send(b"1")
+        theirs.send(b"1.")
         thread._read(asks)
         assert asks.heard == taken_at
         thread._end_overdue(taken_at + STALL_S - 0.1)
@@ -130,7 +133,7 @@ def test_reading_a_little_keeps_no_room_and_reading_on_does(thread: _ServingThre
 
 
 def test_the_last_rooms_are_for_addresses_that_hold_none(thread: _ServingThread) -> None:
-    eight = _ServingThread(thread._server, 8)
+    eight = _ServingThread(thread._server, 8, CONNECTIONS)
     with ExitStack() as stack:
         stack.callback(eight._selector.close)
         one = [connect(eight, stack)[0] for _ in range(10)]
@@ -143,3 +146,51 @@ def test_the_last_rooms_are_for_addresses_that_hold_none(thread: _ServingThread)
         assert not any(is_called(eight, peer) for peer in one)
         for ours in (eight._wake, eight._waker):
             ours.close()
+
+
+def test_a_connection_that_asks_for_nothing_whole_is_idle(thread: _ServingThread) -> None:
+    """One byte of a request every minute kept a connection for ever, and 5,120 of them the whole server."""
+    with ExitStack() as stack:
+        drips, theirs = connect(thread, stack)
+        since = drips.heard
+        theirs.send(b"1")
+        thread._read(drips)
+        assert drips.heard == since
+        theirs.send(b"2.")
+        thread._read(drips)
+        assert drips.heard > since
+
+
+def arrive(thread: _ServingThread, stack: ExitStack, address: str) -> _Peer | None:
+    """A new connection from an address; None: it was not let in."""
+    before, (ours, _) = set(thread._peers), [stack.enter_context(end) for end in socket.socketpair()]
+    thread.adopt(ours, address)
+    thread._take_new()
+    return next(iter(thread._peers - before), None)
+
+
+@pytest.mark.parametrize(
+    ("many", "few", "newcomer", "silent", "ended"),
+    [
+        pytest.param(31, 1, "10.0.0.3", 0.0, "10.0.0.1", id="of the address that has most"),
+        pytest.param(31, 1, "10.0.0.1", 0.0, "10.0.0.1", id="also when that one comes again"),
+        pytest.param(16, 16, "10.0.0.3", MAKES_WAY_S + 1.0, "10.0.0.1", id="who was silent"),
+        pytest.param(16, 16, "10.0.0.3", 0.0, "", id="nobody, where no address has more than half, and all ask"),
+    ],
+)
+def test_who_makes_way_for_a_new_connection(
+    thread: _ServingThread, many: int, few: int, newcomer: str, silent: float, ended: str
+) -> None:
+    with ExitStack() as stack:
+        peers = [connect(thread, stack, "10.0.0.1")[0] for _ in range(many)]
+        peers += [connect(thread, stack, "10.0.0.2")[0] for _ in range(few)]
+        oldest = peers[2]
+        oldest.heard -= max(silent, 0.1)
+        came = arrive(thread, stack, newcomer)
+        gone = [peer for peer in peers if peer not in thread._peers]
+        assert bool(came) is bool(ended)
+        assert {peer.address for peer in gone} == ({ended} if ended else set())
+        assert (oldest in gone) is bool(ended)
+        assert len(gone) <= CONNECTIONS // 16
+        for peer in tuple(thread._peers):
+            thread._end(peer)
