@@ -62,7 +62,7 @@ def version_of(version: int) -> tuple[VersionManifest, bytes]:
     data = version.to_bytes(BYTES, "little")
     tensors = (tensor_entry("weights", "I64", (1,), 0, data),)
     files = (file_entry("config.json", json.dumps(CONFIG).encode()),)
-    return VersionManifest(version, None, kind="full", tensors=tensors, chunks=cut_chunks(data), files=files), data
+    return VersionManifest(version, None, kind="anchor", tensors=tensors, chunks=cut_chunks(data), files=files), data
 
 
 @asynccontextmanager

@@ -35,7 +35,7 @@ Versions: TypeAlias = Annotated[tuple[int, ...], msgspec.Meta(max_length=256)]
 """Four times as many as the largest allowed staleness lets an engine hold tokens of."""
 
 Receipts: TypeAlias = Annotated[dict[int, bytes], msgspec.Meta(max_length=257)]
-"""`weights.Receipt` by version: of those, and of the one that it serves."""
+"""`weights.receipt_of` by version: of those, and of the one that it serves."""
 
 
 def checksum_of(ids: bytes | bytearray | memoryview) -> int:
@@ -136,7 +136,7 @@ class WeightsLoaded(Message, frozen=True, tag="serving"):
     load_seconds: float
     bytes_pulled: int
     receipt: bytes = b""
-    """`weights.Receipt` of what was pulled."""
+    """`weights.receipt_of` what was pulled."""
 
 
 class WeightsFailed(Message, frozen=True, tag="wfail"):

@@ -44,7 +44,7 @@ class WeightsFile:
         return self.stream(manifest)
 
     def stream(self, manifest: VersionManifest) -> memoryview:
-        """uint8[total_bytes] of the version that lies here."""
+        """uint8[stream_bytes] of the version that lies here."""
         return memoryview(self._map)[len(safetensors_header(manifest)) :]
 
     def move(self, path: Path) -> None:

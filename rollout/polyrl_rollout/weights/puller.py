@@ -1,4 +1,8 @@
-"""Pulls one announced version from its publisher into the staging folder: manifest, missing chunks, checksums.
+"""Pulls one announced version from its publisher into the staging folder: manifests, missing chunks, checksums.
+
+A delta is applied to a copy of what it rests on: the version that is served, where that is in its chain, else the
+chain's anchor. The served version stays whole. Where the result is not what the manifest says, all is pulled again from
+the anchor on.
 
 A version counts once every tensor's checksum matches. When one does not, every chunk that came is hashed, and those
 that are not what the manifest says are asked for again, MAX_FALSE_ROUNDS times. What came before an interruption stays.
@@ -8,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,11 +22,12 @@ import structlog
 
 from polyrl.errors import ProtocolError
 from polyrl.keys import AgentKeys
-from polyrl.weights import VersionManifest, WeightsRef, decode_manifest, missing_chunks
+from polyrl.weights import VersionManifest, WeightsRef, decode_manifest, encode_manifest, manifest_hash, missing_chunks
 from polyrl.wire.sealing import Handshake, LastingKeys
+from polyrl_rollout.weights.delta_bytes import DeltaBytes
 from polyrl_rollout.weights.staging import Staged, Staging
 from polyrl_rollout.weights.stream import WeightStream
-from polyrl_rollout.weights.transfer import PullFailed, Transfer
+from polyrl_rollout.weights.transfer import Incoming, PullFailed, Transfer
 
 SILENCE_SECONDS: Final = 5.0
 """A connection on which nothing comes for so long is made anew."""
@@ -55,6 +62,8 @@ class Puller:
     ) -> None:
         self._keys, self._staging, self._handshake = keys, staging, handshake
         self._silence_s, self._progress_s = silence_s, progress_s
+        self._deltas: dict[bytes, DeltaBytes] = {}
+        """What has come of deltas, by the hash of their manifests, until a version is whole."""
         self._lasting = LastingKeys.of(keys.secret_key, keys.public_key, keys.trainer_public_key)
 
     async def pull(self, weights: WeightsRef, served: Staged | None) -> Pulled:
@@ -83,26 +92,64 @@ class Puller:
 
     def _pull(self, weights: WeightsRef, served: Staged | None, transfer: Transfer) -> Staged:
         try:
-            manifest = decode_manifest(bytes(transfer.manifest()), weights.manifest_hash)
-            return self._assemble(manifest, served, transfer)
+            try:
+                return self._assemble(self._chain(weights, served, transfer), served, transfer)
+            except ProtocolError as error:
+                if served is None:
+                    raise
+                log.warning("pulled again, without the served version", version=weights.version, error=str(error))
+                self._forget()
+                return self._assemble(self._chain(weights, None, transfer), None, transfer)
         except OSError as error:
             raise PullFailed(f"version {weights.version} cannot be staged: {error.strerror or error}") from error
         except ProtocolError as error:
-            self._staging.discard()
+            self._forget()
             raise PullFailed(f"version {weights.version} is not what was announced: {error}") from error
 
-    def _assemble(self, manifest: VersionManifest, served: Staged | None, transfer: Transfer) -> Staged:
-        partial = self._staging.open(manifest)
-        if served is not None:
-            partial.reuse(served)
+    def _forget(self) -> None:
+        self._staging.discard()
+        self._deltas.clear()
+
+    def _chain(self, weights: WeightsRef, served: Staged | None, transfer: Transfer) -> list[VersionManifest]:
+        """The announced version and what it rests on, newest first: down to an anchor, or to a delta on `served`."""
+        held = manifest_hash(encode_manifest(served.manifest)) if served is not None else None
+        chain = [decode_manifest(bytes(transfer.manifest(weights.version)), weights.manifest_hash)]
+        while (last := chain[-1]).base is not None and last.base_hash != held:
+            below = decode_manifest(bytes(transfer.manifest(last.base)), last.base_hash)
+            if below.version != last.base:
+                raise ProtocolError(f"version {last.base} calls itself {below.version}")
+            chain.append(below)
+        return chain
+
+    def _assemble(self, chain: list[VersionManifest], served: Staged | None, transfer: Transfer) -> Staged:
+        deltas = [manifest for manifest in reversed(chain) if manifest.base is not None]
+        for manifest in deltas:
+            hash_ = manifest_hash(encode_manifest(manifest))
+            self._get(manifest, self._deltas.setdefault(hash_, DeltaBytes(manifest)), transfer)
+        if len(deltas) < len(chain):
+            partial = self._staging.open(chain[-1])
+            if served is not None:
+                partial.reuse(served)
+            self._get(chain[-1], partial, transfer)
+        else:
+            assert served is not None, "a chain ends in an anchor, or in what is served"
+            partial = self._staging.copy_of(served)
+        with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="weight-delta") as threads:
+            for manifest in deltas:
+                partial.apply(manifest, self._deltas[manifest_hash(encode_manifest(manifest))].data, threads.map)
+            partial.verify(threads.map)
+        self._deltas.clear()
+        return self._staging.finish(partial)
+
+    def _get(self, manifest: VersionManifest, into: Incoming, transfer: Transfer) -> None:
+        """All chunks of it, verified."""
         for times in range(MAX_FALSE_ROUNDS):
-            transfer.chunks(missing_chunks(manifest, partial.have), partial)
+            transfer.chunks(manifest.version, missing_chunks(manifest, into.have), into)
             try:
-                partial.verify()
-                break
+                into.verify()
+                return
             except ProtocolError:
-                false = partial.drop_false()
+                false = into.drop_false()
                 log.warning("chunks are not what their hashes say", version=manifest.version, chunks=false)
                 if not false or times + 1 == MAX_FALSE_ROUNDS:
                     raise
-        return self._staging.finish(partial)

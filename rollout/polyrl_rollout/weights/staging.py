@@ -24,8 +24,22 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
+import msgspec
+import numpy as np
+
 from polyrl.errors import ProtocolError
-from polyrl.weights import ChunkEntry, Receipt, TensorEntry, VersionManifest, chunk_places, digest, tensor_matches
+from polyrl.weights import (
+    ChunkEntry,
+    FileEntry,
+    TensorEntry,
+    VersionManifest,
+    chunk_places,
+    digest,
+    receipt_of,
+    same_layout,
+    tensor_matches,
+)
+from polyrl.weights.deltas import EachOf, apply_delta
 from polyrl_rollout.weights.pages import WEIGHTS_FILE, WeightsFile, safetensors_header
 
 MEMORY: Final = Path("/dev/shm")
@@ -42,8 +56,10 @@ class Staged:
     manifest: VersionManifest
     folder: Path
     receipt: bytes
-    """`weights.Receipt` of it."""
+    """`weights.receipt_of` it."""
     file: WeightsFile
+    files: tuple[FileEntry, ...] = ()
+    """Of the anchor that it comes from."""
 
     @property
     def version(self) -> int:
@@ -59,12 +75,15 @@ class _Lacks:
 
 
 class Partial:
-    """A version that is being put together. Several threads may write, each its own chunks."""
+    """A version that is being put together: an anchor's chunks, or a copy of what lies here, and then deltas on it.
+
+    Several threads may write, each its own chunks."""
 
     def __init__(self, folder: Path, manifest: VersionManifest, file: WeightsFile) -> None:
-        """`file` is of the version's size; what it holds of the version already counts as come."""
+        """Of an anchor. `file` is of the version's size; what it holds of the version already counts as come."""
         folder.mkdir(mode=0o700, exist_ok=True)
         self.manifest, self.file, self._folder = manifest, file, folder
+        self.files = manifest.files
         self._places = chunk_places(manifest)
         self._verified = set[str]()
         before = file.manifest
@@ -91,8 +110,24 @@ class Partial:
             lacks.chunks.discard(chunk.hash)
         return [lacks.tensor for lacks in waiting if not lacks.chunks]
 
+    def copy(self, other: Staged) -> None:
+        """Makes it the version that `other` is, which has the same layout; `other` stays as it is."""
+        np.copyto(np.frombuffer(self._stream, np.uint8), np.frombuffer(other.file.stream(other.manifest), np.uint8))
+        self.manifest, self.files = other.manifest, other.files
+
+    def apply(self, manifest: VersionManifest, delta: memoryview, each: EachOf) -> None:
+        """Makes it the version of `manifest`, a delta on what it is. Raises ProtocolError for one that cannot be; then
+        it is no version any more."""
+        if manifest.base != self.manifest.version or not same_layout(manifest.tensors, self.manifest.tensors):
+            raise ProtocolError(f"version {manifest.version} is no delta on version {self.manifest.version}")
+        apply_delta(delta, self._stream, each)
+        self.manifest = manifest
+        self._verified.clear()
+
     def reuse(self, other: Staged) -> None:
-        """Copies the chunks that `other` has."""
+        """Copies the chunks that `other` has, an anchor too."""
+        if other.manifest.kind != "anchor":
+            return
         theirs, source = chunk_places(other.manifest), other.file.stream(other.manifest)
         for chunk in self.manifest.chunks:
             if chunk.hash in theirs and chunk.hash not in self.have:
@@ -105,11 +140,15 @@ class Partial:
         if tensor_matches(tensor, self._stream):
             self._verified.add(tensor.name)
 
-    def verify(self) -> None:
+    def verify(self, each: EachOf = map) -> None:
         """Raises ProtocolError naming the first tensor whose bytes are not what the manifest says."""
-        for tensor in self.manifest.tensors:
-            if tensor.name not in self._verified and not tensor_matches(tensor, self._stream):
+        for tensor, matches in zip(self.manifest.tensors, each(self._matches, self.manifest.tensors), strict=True):
+            if not matches:
                 raise ProtocolError(f"tensor {tensor.name} of version {self.manifest.version} fails its checksum")
+            self._verified.add(tensor.name)
+
+    def _matches(self, tensor: TensorEntry) -> bool:
+        return tensor.name in self._verified or tensor_matches(tensor, self._stream)
 
     def drop_false(self) -> int:
         """Hashes all that has come, and forgets the chunks that are others; how many."""
@@ -125,15 +164,11 @@ class Partial:
 
     def finish(self, target: Path) -> Staged:
         """Adds the small files and makes the verified folder appear as `target`."""
-        receipt, offset = Receipt(), 0
-        for chunk in self.manifest.chunks:
-            receipt.add(self._stream[offset : offset + chunk.size])
-            offset += chunk.size
-        for file in self.manifest.files:
+        for file in self.files:
             (self._folder / file.name).write_bytes(file.content)
         self._folder.rename(target)
         self.file.path, self.file.manifest = target / WEIGHTS_FILE, self.manifest
-        return Staged(self.manifest, target, receipt=receipt.value, file=self.file)
+        return Staged(self.manifest, target, receipt=receipt_of(self._stream), file=self.file, files=self.files)
 
 
 class Staging:
@@ -155,13 +190,12 @@ class Staging:
         self._complete: dict[int, WeightsFile] = {}
 
     def open(self, manifest: VersionManifest) -> Partial:
-        """A place for `manifest`; what an interrupted pull of the same one left is still in it. Raises OSError when
+        """A place for an anchor; what an interrupted pull of the same one left is still in it. Raises OSError when
         memory is full."""
         if self._partial is not None and self._partial.manifest == manifest:
             return self._partial
-        if self._partial is not None:
-            self.discard()
-        size = len(safetensors_header(manifest)) + manifest.total_bytes
+        self.discard()
+        size = len(safetensors_header(manifest)) + manifest.stream_bytes
         file, self._spare = self._spare, None
         if file is not None and file.size != size:
             file.remove()
@@ -169,6 +203,14 @@ class Staging:
         file = file or WeightsFile(self.root / SPARE, size)
         self._partial = Partial(self.root / f"v{manifest.version:06d}.partial", manifest, file)
         return self._partial
+
+    def copy_of(self, staged: Staged) -> Partial:
+        """A place with what `staged` is, for deltas on it. Raises OSError when memory is full."""
+        partial = self.open(
+            msgspec.structs.replace(staged.manifest, base=None, kind="anchor", chunks=(), base_hash=b"")
+        )
+        partial.copy(staged)
+        return partial
 
     def finish(self, partial: Partial) -> Staged:
         """See `Partial.finish`; a folder of an earlier life of the same version gives way."""
@@ -222,9 +264,9 @@ def _tensors_by_chunk(manifest: VersionManifest, have: set[bytes]) -> dict[bytes
 
 def _in_place(manifest: VersionManifest, before: VersionManifest) -> set[bytes]:
     """Chunks that lie in a file of the version `before` where they belong in one of `manifest`."""
-    old, new = chunk_places(before), chunk_places(manifest)
-    if safetensors_header(before) != safetensors_header(manifest):
+    if before.kind != "anchor" or safetensors_header(before) != safetensors_header(manifest):
         return set()
+    old, new = chunk_places(before), chunk_places(manifest)
     return {hash_ for hash_, places in new.items() if set(places) <= set(old.get(hash_, ()))}
 
 

@@ -11,14 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
 from polyrl import wire
 from polyrl.errors import PolyRLError, ProtocolError
-from polyrl.weights import ChunkEntry, WeightsRef
-from polyrl_rollout.weights.staging import Partial
+from polyrl.weights import ChunkEntry, TensorEntry, WeightsRef
 from polyrl_rollout.weights.stream import WeightStream, manifest_room
 
 STREAMS: Final = 4
@@ -35,8 +34,22 @@ class PullFailed(PolyRLError):
     """The version cannot be had now; the message says why."""
 
 
+class Incoming(Protocol):
+    """Where chunks go: `staging.Partial`, `delta_bytes.DeltaBytes`."""
+
+    have: set[bytes]
+
+    def place(self, chunk: ChunkEntry) -> memoryview: ...
+    def take(self, chunk: ChunkEntry) -> list[TensorEntry]: ...
+    def verify_tensor(self, tensor: TensorEntry) -> None: ...
+    def verify(self) -> None: ...
+    def drop_false(self) -> int: ...
+
+
 class Transfer:
-    """Requests and answers about one version. `stop` may be called by any thread; all else by one."""
+    """Requests and answers about one version, and those that it rests on.
+
+    `stop` may be called by any thread; all else by one."""
 
     def __init__(
         self,
@@ -66,7 +79,7 @@ class Transfer:
             for stream in self._open:
                 stream.close()
 
-    def manifest(self) -> memoryview:
+    def manifest(self, version: int) -> memoryview:
         """Raises PullFailed when the publisher is silent or no longer has it, ProtocolError when it is a false one."""
         found: list[memoryview] = []
 
@@ -75,19 +88,18 @@ class Transfer:
             return found[-1]
 
         def get(stream: WeightStream) -> None:
-            request = wire.GetManifest(self._weights.version)
-            if not stream.answer(stream.ask(request), place):
-                raise self._no_longer_kept()
+            if not stream.answer(stream.ask(wire.GetManifest(version)), place):
+                raise self._no_longer_kept(version)
 
         self._repeat(get)
         return found[-1]
 
-    def chunks(self, missing: list[ChunkEntry], partial: Partial) -> None:
-        """Gets all of `missing` into `partial`, in any order. Raises as `manifest` does, and OSError."""
+    def chunks(self, version: int, missing: list[ChunkEntry], into: Incoming) -> None:
+        """Gets all of `missing` into `into`, in any order. Raises as `manifest` does, and OSError."""
         self._todo = deque(missing)
         number = max(1, min(self._streams, len(missing)))
         threads = [
-            threading.Thread(target=self._run, args=(partial,), name="weight-stream", daemon=True)
+            threading.Thread(target=self._run, args=(version, into), name="weight-stream", daemon=True)
             for _ in range(number if missing else 0)
         ]
         for thread in threads:
@@ -98,9 +110,9 @@ class Transfer:
         if self._failure is not None:
             raise self._failure
 
-    def _run(self, partial: Partial) -> None:
+    def _run(self, version: int, into: Incoming) -> None:
         try:
-            self._repeat(lambda stream: self._fetch(stream, partial))
+            self._repeat(lambda stream: self._fetch(stream, version, into))
         except PolyRLError as error:
             with self._changed:
                 self._failure = self._failure or error
@@ -126,35 +138,37 @@ class Transfer:
                     self._changed.wait_for(lambda: self._stopped, RECONNECT_S)
                 self._check()
 
-    def _fetch(self, stream: WeightStream, partial: Partial) -> None:
+    def _fetch(self, stream: WeightStream, version: int, into: Incoming) -> None:
         taken, asked = deque[ChunkEntry](), deque[bytes]()
         try:
             while True:
                 while len(taken) < CHUNKS_AHEAD and (chunk := self._next()) is not None:
                     taken.append(chunk)  # first: to ask may fail, and it is still to be had
-                    asked.append(stream.ask(wire.GetChunk(self._weights.version, chunk.hash)))
+                    asked.append(stream.ask(wire.GetChunk(version, chunk.hash)))
                 if not taken:
                     return
-                self._receive(stream, taken[0], asked.popleft(), partial)
+                if not self._receive(stream, taken[0], asked.popleft(), into):
+                    raise self._no_longer_kept(version)
                 taken.popleft()
         finally:
             with self._changed:
                 self._todo.extendleft(taken)
 
-    def _receive(self, stream: WeightStream, chunk: ChunkEntry, about: bytes, partial: Partial) -> None:
+    def _receive(self, stream: WeightStream, chunk: ChunkEntry, about: bytes, into: Incoming) -> bool:
         def place(size: int) -> memoryview:
             if size != chunk.size:
                 raise ProtocolError(f"a chunk of {chunk.size} bytes came as {size}")
-            return partial.place(chunk)
+            return into.place(chunk)
 
         if not stream.answer(about, place):
-            raise self._no_longer_kept()
+            return False
         with self._changed:
             self.bytes += chunk.size
             self._progress_at = time.monotonic()
-            whole = partial.take(chunk)
+            whole = into.take(chunk)
         for tensor in whole:
-            partial.verify_tensor(tensor)
+            into.verify_tensor(tensor)
+        return True
 
     def _next(self) -> ChunkEntry | None:
         """What to ask for; None when nothing is left to ask for."""
@@ -171,5 +185,6 @@ class Transfer:
                 f" for {self._progress_s:g} s"
             )
 
-    def _no_longer_kept(self) -> PullFailed:
-        return PullFailed(f"version {self._weights.version} is no longer kept by its publisher")
+    def _no_longer_kept(self, version: int) -> PullFailed:
+        needs = "" if version == self._weights.version else f", which version {self._weights.version} rests on,"
+        return PullFailed(f"version {version}{needs} is no longer kept by its publisher")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,40 +35,13 @@ from polyrl_rollout.weights.staging import Staging
 from polyrl_rollout.weights.transfer import PullFailed
 from polyrl_trainer.weights.publisher import WeightPublisher
 from polyrl_trainer.weights.server import WeightServer, dialled_endpoint
+from tests.integration.weights.conftest import CHUNK, FILES, Keys
 
-CHUNK = 64 << 10
 FUZZED_REQUESTS = 4_000 * int(os.environ.get("POLYRL_FUZZ", "1"))
 PULLED_S = 20.0
 """300 kB beside a flood, on crowded cores."""
 STALL_S = 60.0
 """A puller that asks for much and reads none of it sleeps so long."""
-FILES = {"config.json": b'{"model_type": "tiny"}'}
-
-
-@dataclass(frozen=True)
-class Keys:
-    agent: AgentKeys
-    trainer: TrainerKeys
-    trainer_file: Path
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Keys:
-    pairs = {role: tuple(part.decode() for part in zmq.curve_keypair()) for role in ("manager", "trainer", "agent")}
-    trainer = TrainerKeys(*pairs["trainer"], pairs["manager"][0], pairs["agent"][0])
-    agent = AgentKeys(*pairs["agent"], pairs["manager"][0], pairs["trainer"][0])
-    file = tmp_path / "trainer.key"
-    file.touch(mode=0o600)
-    file.write_text(format_keys(trainer))
-    return Keys(agent, trainer, trainer_file=file)
-
-
-@pytest.fixture
-def staging(tmp_path: Path) -> Iterator[Staging]:
-    staging = Staging("run", "engine", tmp_path)
-    yield staging
-    staging.close()
-    assert not list(tmp_path.glob("polyrl-*"))
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:
@@ -80,19 +53,6 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
         "empty": torch.zeros(0, 4),
         "flags": torch.tensor([True, False, True]),
     }
-
-
-@pytest.fixture
-def publishers(keys: Keys) -> Iterator[Callable[..., WeightPublisher]]:
-    made: list[WeightPublisher] = []
-
-    def make(bind: str = "tcp://127.0.0.1:*", chunk_bytes: int = CHUNK, **limits: Any) -> WeightPublisher:
-        made.append(WeightPublisher(keys.trainer_file, bind, chunk_bytes=chunk_bytes, **limits))
-        return made[-1]
-
-    yield make
-    for publisher in made:
-        publisher.close()
 
 
 def held(publisher: WeightPublisher) -> dict[bytes, bytes]:
@@ -386,7 +346,7 @@ async def test_whatever_befalls_all_connections_the_next_pull_asks_only_for_the_
 
 async def test_a_false_tensor_checksum_and_a_false_manifest_are_never_served(keys: Keys, staging: Staging) -> None:
     entry = tensor_entry("t", "U8", (4,), 0, b"true")
-    manifest = VersionManifest(0, None, kind="full", tensors=(entry,), chunks=cut_chunks(b"liar"), files=())
+    manifest = VersionManifest(0, None, kind="anchor", tensors=(entry,), chunks=cut_chunks(b"liar"), files=())
     body = encode_manifest(manifest)
     with Liar(keys.trainer, body, lambda hash_: b"liar") as liar:
         with pytest.raises(PullFailed, match="tensor t of version 0 fails its checksum"):
@@ -597,6 +557,8 @@ class Liar:
 
     def __init__(self, keys: TrainerKeys, body: bytes, chunk: Callable[[bytes], bytes | None]) -> None:
         self._body, self._chunk, self._public_key = body, chunk, keys.public_key
+        self.bodies: dict[int, bytes] = {}
+        """Of other versions."""
         lasting = LastingKeys.of(keys.secret_key, keys.public_key, keys.agent_public_key)
         self._server = WeightServer("tcp://127.0.0.1:*", lambda: Handshake(lasting), self._find)
         self.endpoint = dialled_endpoint(self._server, "")
@@ -611,5 +573,6 @@ class Liar:
         self._server.close()
 
     def _find(self, request: FromPuller) -> Content | None:
-        data = self._body if isinstance(request, GetManifest) else self._chunk(request.hash)
+        body = self.bodies.get(request.version, self._body)
+        data = body if isinstance(request, GetManifest) else self._chunk(request.hash)
         return None if data is None else Content(memoryview(data), nullcontext)

@@ -228,7 +228,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         TRAINER,
         wire.PublishVersion(8, 9, endpoint="tcp://h:1", public_key="k", manifest_hash=b"hash", receipt=b"nine"),
-        "0199a77075626c6973680809a97463703a2f2f683a31a16bc40468617368c40000c4046e696e65",
+        "019aa77075626c6973680809a97463703a2f2f683a31a16bc40468617368c40000c4046e696e6500",
     ),
     (
         TRAINER,
@@ -260,11 +260,17 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
                     7, 2, purpose=Purpose.TRAIN, digest=b"digest", min_version=3, max_version=4, scored=1, turn=0
                 ),
             ),
+            content=b"these",
         ),
         (
-            "0199a87477656c636f6d6501cb4008000000000000cb3ff0000000000000a26a310904c40468617368919a0702a574726169"
-            "6ec40664696765737403040100c2c400"
+            "019aa87477656c636f6d6501cb4008000000000000cb3ff0000000000000a26a310904c40468617368919a0702a574726169"
+            "6ec40664696765737403040100c2c400c4057468657365"
         ),
+    ),
+    (
+        TO_TRAINER,
+        wire.VersionServed(9),
+        "0192ad76657273696f6e53657276656409",
     ),
     (
         TO_TRAINER,

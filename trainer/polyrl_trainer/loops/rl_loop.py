@@ -345,6 +345,7 @@ class RlStep:
         values = step_metrics(self._trained, reward_metrics, groups, learned, clock)
         if self._parts.critic is not None:
             values |= value_metrics(self._trained) | self._parts.critic.take_metrics(learned)
+        values |= self._parts.versions.publisher.measures
         values["data/epochs"] = self._parts.prompts.epochs(self._ahead.not_begun())
         engines = self._drawers.measures(self._sums)
         values["rollout/unexplained_stop_ratio"] = unexplained_stops(self._trained, groups.own.plan.sampling)

@@ -18,6 +18,10 @@ class MemoryPublisher:
     def __init__(self, publish: Callable[[int, Tensors], WeightsRef] = lambda version, tensors: WeightsRef(version)):
         self._publish = publish
 
+    @property
+    def measures(self) -> dict[str, float]:
+        return {}
+
     def snapshot(self, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> Tensors:
         return list(tensors)
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.session import Session
-from polyrl_trainer.weights.publisher import WeightPublisher, WeightsCopy
+from polyrl_trainer.weights.forms import WeightsCopy
+from polyrl_trainer.weights.publisher import WeightPublisher
 
 
 @dataclass(eq=False)

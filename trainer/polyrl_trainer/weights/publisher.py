@@ -1,18 +1,20 @@
-"""Numbers of versions, and their bytes, ready for receivers: a snapshot in memory, cut and hashed on all cores.
+"""Numbers of versions, and their bytes, ready for receivers: a snapshot in memory, and what of it travels (`forms`).
 
-The newest `keep` versions stay, each as an image of its own (`images`); `server` sends from them. A publication copies
-the tensors once (`snapshot`, after which they may change) and hashes them once; it waits for no receiver.
+The newest `keep` versions stay, with all that they rest on, as far as that is no more than so many and one whole ones;
+`server` sends from them. A publication copies the tensors once (`snapshot`, after which they may change); it waits for
+no receiver.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -24,10 +26,12 @@ from msgspec.structs import replace
 from polyrl import weights
 from polyrl.errors import ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
-from polyrl.weights import CHUNK_BYTES, FileEntry, TensorEntry, VersionManifest, WeightsRef
+from polyrl.weights import CHUNK_BYTES, TensorEntry, WeightsRef
+from polyrl.weights.planning import USUAL_BANDWIDTH, versions_kept
 from polyrl.wire import FromPuller, GetManifest
 from polyrl.wire.sealing import Handshake, LastingKeys
 from polyrl.wire.serving import Content
+from polyrl_trainer.weights.forms import FormMaker, VersionForm, WeightsCopy, file_entries
 from polyrl_trainer.weights.images import Image, Images
 from polyrl_trainer.weights.server import MAX_BYTES, MAX_CONNECTIONS, STALL_S, WeightServer, dialled_endpoint
 
@@ -38,25 +42,6 @@ _DTYPES: Final = {
 }  # fmt: skip
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class _Kept:
-    manifest: VersionManifest
-    body: bytes
-    image: Image
-    chunks: dict[bytes, memoryview]
-    """By content hash."""
-
-
-@dataclass(eq=False)
-class WeightsCopy:
-    """The tensors of a version as they were when it was made."""
-
-    image: Image
-    tensors: list[TensorEntry]
-    """Without their checksums until somebody asks for them."""
-    files: dict[str, bytes]
 
 
 class WeightPublisher:
@@ -78,10 +63,14 @@ class WeightPublisher:
 
         Raises InvalidData for a bad key file, OSError when `bind` is taken."""
         keys = read_keys(TrainerKeys, key_file)
-        self._public_key, self._keep, self._chunk_bytes = keys.public_key, keep, chunk_bytes
+        self._public_key, self._keep = keys.public_key, keep
         self._images = Images()
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, VersionForm] = {}
+        self._in_use: list[Image] = []
+        self._asked, self._counting = Counter[int](), threading.Lock()
+        """Manifests since the newest version was published."""
         self._hashing = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="weight-hash")
+        self.forms = FormMaker(self._hashing.map, chunk_bytes)
         lasting = LastingKeys.of(keys.secret_key, keys.public_key, keys.agent_public_key)
         self.server = WeightServer(
             bind,
@@ -108,7 +97,12 @@ class WeightPublisher:
     def content(self, snapshot: WeightsCopy) -> bytes:
         """`weights.weights_hash` of what it will be."""
         self._check(snapshot)
-        return weights.weights_hash(snapshot.tensors, _entries(snapshot.files))
+        return weights.weights_hash(snapshot.tensors, file_entries(snapshot.files))
+
+    @property
+    def measures(self) -> Mapping[str, float]:
+        """Of the version that was published last, under the metrics' names."""
+        return self._kept[max(self._kept)].measures if self._kept else {}
 
     def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> WeightsRef:
         """`snapshot` and `publish_snapshot`."""
@@ -117,23 +111,31 @@ class WeightPublisher:
     def publish_snapshot(self, version: int, snapshot: WeightsCopy) -> WeightsRef:
         """Makes it ready to be pulled as `version`. Raises ProtocolError when that was published before with other
         content."""
-        begun = time.monotonic()
-        content = self.content(snapshot)
-        kept = self._hold(self._describe(version, snapshot))
-        receipt = weights.Receipt()
-        for chunk in weights.pieces(kept.image.data, self._chunk_bytes):
-            receipt.add(chunk)
+        begun, content = time.monotonic(), self.content(snapshot)
+        form = self._kept.get(version)
+        if form is not None:
+            self.drop(snapshot)
+            if weights.weights_hash(form.manifest.tensors, file_entries(form.files)) != content:
+                raise ProtocolError(f"weight version {version} was published before with other content")
+            return self._ref(form, content)
+        asked, self._asked = self._asked, Counter()
+        form = self.forms.make(version, snapshot, self._kept, asked, self.server.bandwidth or USUAL_BANDWIDTH)
+        self._hold(form)
         seconds = round(time.monotonic() - begun, 3)
-        log.info("weights published", version=version, bytes=kept.manifest.total_bytes, seconds=seconds)
+        size = form.manifest.total_bytes
+        log.info("weights published", version=version, bytes=size, seconds=seconds, form=form.plan.reason)
+        return self._ref(form, content)
+
+    def _ref(self, form: VersionForm, content: bytes) -> WeightsRef:
         return WeightsRef(
-            version,
+            form.manifest.version,
             endpoint=self.endpoint,
             public_key=self._public_key,
-            manifest_hash=weights.manifest_hash(kept.body),
+            manifest_hash=weights.manifest_hash(form.body),
             content=content,
-            vocabulary=_of_config(snapshot.files, "vocab_size"),
-            receipt=receipt.value,
-            positions=_of_config(snapshot.files, "max_position_embeddings"),
+            vocabulary=_of_config(form.files, "vocab_size"),
+            receipt=weights.receipt_of(form.image.data),
+            positions=_of_config(form.files, "max_position_embeddings"),
         )
 
     def close(self) -> None:
@@ -148,35 +150,18 @@ class WeightPublisher:
 
         snapshot.tensors = list(self._hashing.map(checked, snapshot.tensors))
 
-    def _describe(self, version: int, snapshot: WeightsCopy) -> _Kept:
-        data = snapshot.image.data
-        chunks = weights.cut_chunks(data, self._chunk_bytes, self._hashing.map)
-        manifest = VersionManifest(
-            version,
-            None,
-            kind="full",
-            tensors=tuple(snapshot.tensors),
-            chunks=chunks,
-            files=_entries(snapshot.files),
-        )
-        pieces = weights.pieces(data, self._chunk_bytes)
-        by_hash = {chunk.hash: view for chunk, view in zip(chunks, pieces, strict=True)}
-        return _Kept(manifest, weights.encode_manifest(manifest), image=snapshot.image, chunks=by_hash)
-
-    def _hold(self, made: _Kept) -> _Kept:
+    def _hold(self, made: VersionForm) -> None:
         """Swaps in a new dict whole: the serving threads read it without a lock."""
-        version = made.manifest.version
-        known = self._kept.get(version)
-        if known is not None:
-            self._images.give_back(made.image)
-            if known.body != made.body:
-                raise ProtocolError(f"weight version {version} was published before with other content")
-            return known
-        held = {**self._kept, version: made}
-        self._kept = {number: held[number] for number in sorted(held)[-self._keep :]}
-        for number in held.keys() - self._kept.keys():
-            self._images.give_back(held[number].image)
-        return made
+        held = {**self._kept, made.manifest.version: made}
+        bases = {number: form.manifest.base for number, form in held.items()}
+        sizes = {number: form.manifest.total_bytes for number, form in held.items()}
+        stay = versions_kept(bases, sizes, self._keep, (self._keep + 1) * made.manifest.stream_bytes)
+        self._kept = {number: held[number] for number in sorted(stay)}
+        needed = [form.image for form in self._kept.values() if form.manifest.base is None or form is made]
+        for image in [*self._in_use, made.image]:
+            if image not in needed:
+                self._images.give_back(image)
+        self._in_use = needed
 
     def _find(self, request: FromPuller) -> Content | None:
         """Called by serving threads."""
@@ -184,7 +169,12 @@ class WeightPublisher:
         if kept is None:
             return None
         if isinstance(request, GetManifest):
+            with self._counting:
+                self._asked[request.version] += 1
             return Content(memoryview(kept.body), nullcontext)
+        if kept.manifest.base is not None:
+            delta = kept.chunks.get(request.hash)
+            return Content(delta, nullcontext) if delta is not None else None
         reading, data = kept.image.reading(), kept.chunks.get(request.hash)
         # In this order: an image that was given back before is not read.
         return Content(data, reading) if data is not None and self._kept.get(request.version) is kept else None
@@ -203,10 +193,6 @@ def _places(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[TensorEnt
         places.append((entry, tensor))
         offset += size
     return places
-
-
-def _entries(files: dict[str, bytes]) -> tuple[FileEntry, ...]:
-    return tuple(weights.file_entry(name, content) for name, content in sorted(files.items()))
 
 
 def _copy(tensor: torch.Tensor, place: memoryview) -> None:

@@ -22,6 +22,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from polyrl.control import bracketed
@@ -47,6 +48,8 @@ IDLE_S: Final = 60.0
 """As long as a receiver waits for its next chunk."""
 CHECK_S: Final = 0.5
 """Between checks of what is overdue."""
+PAUSE_S: Final = 0.1
+"""Longer between two pieces: nobody asked."""
 THREADS: Final = 4
 """A core seals and sends some 3 GB/s; they sleep where nobody asks."""
 READ_BYTES: Final = 4096
@@ -104,6 +107,12 @@ class WeightServer:
     def num_connections(self) -> int:
         return sum(thread.num_connections for thread in self._threads)
 
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second to all receivers while some were read; 0 before the first."""
+        busy_s = max(thread.busy_s for thread in self._threads)
+        return sum(thread.sent for thread in self._threads) / busy_s if busy_s else 0.0
+
     def close(self) -> None:
         """Ends threads and connections; idempotent."""
         for thread in self._threads:
@@ -137,6 +146,8 @@ class _ServingThread(threading.Thread):
         self._waiting: deque[_Peer] = deque()
         """For a room; nothing is selected for them."""
         self._stopping = False
+        self.sent, self.busy_s, self._sent_at = 0, 0.0, -inf
+        """Bytes, and the seconds between those that followed each other closely."""
         self._selector.register(self._wake, selectors.EVENT_READ, self._take_new)
 
     @property
@@ -235,9 +246,16 @@ class _ServingThread(threading.Thread):
             peer.left, peer.read = peer.left[sent:], peer.read + sent
             if peer.read >= LEAST_READ:
                 peer.heard, peer.read = time.monotonic(), 0
+            self._count(sent, time.monotonic())
         if not peer.left:
             self._give_room(peer)
         self._select(peer, selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def _count(self, sent: int, now: float) -> None:
+        if now - self._sent_at < PAUSE_S:
+            self.sent += sent
+            self.busy_s += now - self._sent_at
+        self._sent_at = now
 
     def _get_room(self, peer: _Peer) -> bool:
         if peer.room is None:

@@ -22,7 +22,7 @@ def version(number: int, tensors: list[bytes]) -> VersionManifest:
         entries.append(tensor_entry(f"t{index}", "U8", (len(data),), offset, data))
         offset += len(data)
     chunks = cut_chunks(b"".join(tensors), CHUNK)
-    return VersionManifest(number, None, kind="full", tensors=tuple(entries), chunks=chunks, files=())
+    return VersionManifest(number, None, kind="anchor", tensors=tuple(entries), chunks=chunks, files=())
 
 
 def fill(partial: Partial, stream: bytes) -> list[str]:

@@ -7,7 +7,9 @@ bytes, which the manager announces, so a publisher cannot change its mind later.
 Names are BLAKE3, 16 bytes of it: beyond forging by accident or intent. Tensors are checked by XXH3, which is seven
 times as fast and withstands accidents alone: what it is compared with stands in a manifest that is named by BLAKE3, and
 bytes that are not the publisher's own are refused by who receives them.
-Only kind "full" exists here; a version whose chunks are partly those of the one before is still pulled in part only.
+An anchor's stream is the tensors themselves. A delta's is what changed since another version, its base, as `deltas`
+writes it; its checksums are those of the result, and it names its base by the hash of that manifest, so the newest name
+vouches for the whole chain down to an anchor. Of an anchor whose chunks are partly there only the others are pulled.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 HASH_BYTES: Final = 16
 RECEIPT_STRIDE: Final = 1024
-"""Bytes of a chunk to one that counts for a receipt: the lowest of a number, which a step of training changes most
+"""Bytes of the stream to one that counts for a receipt: the lowest of a number, which a step of training changes most
 often. A receipt costs a thousandth of the hashes."""
 CHUNK_BYTES: Final = 4 << 20
 """Bytes of a chunk: big enough that its round trip is lost in its transfer, small enough to be asked for again."""
@@ -78,16 +80,26 @@ class VersionManifest(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     base: int | None
-    """Version that a delta applies to; None for kind "full"."""
-    kind: Literal["full"]
+    """Version that a delta applies to; None of an anchor."""
+    kind: Literal["anchor", "delta"]
     tensors: tuple[TensorEntry, ...]
+    """Of the version, however it travels."""
     chunks: tuple[ChunkEntry, ...]
+    """Of what travels: the tensors themselves, or the delta."""
     files: tuple[FileEntry, ...]
+    """Empty of a delta: it has those of its base."""
+    base_hash: bytes = b""
+    """`manifest_hash` of the base."""
 
     @property
     def total_bytes(self) -> int:
-        """Length of the stream."""
+        """Of what travels, without the manifest."""
         return sum(chunk.size for chunk in self.chunks)
+
+    @property
+    def stream_bytes(self) -> int:
+        """Of all tensors."""
+        return self.tensors[-1].offset + self.tensors[-1].size if self.tensors else 0
 
 
 class WeightsRef(msgspec.Struct, frozen=True, array_like=True):
@@ -104,7 +116,7 @@ class WeightsRef(msgspec.Struct, frozen=True, array_like=True):
     vocabulary: int = 0
     """The model's number of tokens: every id that it generates is below; 0: not known."""
     receipt: bytes = b""
-    """`Receipt` of its chunks, which engines do not learn here: who names it has pulled them all; empty: not known."""
+    """`receipt_of` its stream, which engines do not learn here: who names it has pulled it; empty: not known."""
     positions: int = 0
     """Tokens that the model's own configuration allows in a context; 0: not known."""
 
@@ -122,22 +134,15 @@ def tensor_checksum(data: Buffer) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-class Receipt:
-    """Shows that its maker held every chunk of a version: a hash over bytes of each that nothing in a manifest tells.
+def receipt_of(stream: Buffer) -> bytes:
+    """Shows that its maker held all tensors of a version: a hash over bytes of them that nothing in a manifest tells;
+    bytes[HASH_BYTES].
 
     Whoever has pulled may tell others, and need not load what he has."""
-
-    def __init__(self) -> None:
-        self._hash = blake3.blake3(derive_key_context="polyrl weights receipt")
-
-    def add(self, chunk: Buffer) -> None:
-        """The next chunk, in the stream's order."""
-        self._hash.update(np.frombuffer(chunk, np.uint8)[::RECEIPT_STRIDE].tobytes())
-
-    @property
-    def value(self) -> bytes:
-        """bytes[HASH_BYTES]"""
-        return self._hash.digest(HASH_BYTES)
+    hashed = blake3.blake3(derive_key_context="polyrl weights receipt")
+    for piece in pieces(stream, RECEIPT_STRIDE << 16):
+        hashed.update(np.frombuffer(piece, np.uint8)[::RECEIPT_STRIDE].tobytes())
+    return hashed.digest(HASH_BYTES)
 
 
 def weights_hash(tensors: Iterable[TensorEntry], files: Iterable[FileEntry]) -> bytes:
@@ -225,14 +230,34 @@ def decode_manifest(body: bytes, expected_hash: bytes) -> VersionManifest:
 
 
 def check_manifest(manifest: VersionManifest) -> None:
-    """Raises ProtocolError when tensors do not tile the stream exactly, or a size, dtype or name is impossible."""
+    """Raises ProtocolError when tensors do not tile the stream exactly, a delta has no base or is larger than what it
+    makes can need, or a size, dtype or name is impossible."""
     end = _check_tensors(manifest.tensors)
     for chunk in manifest.chunks:
         if not 0 < chunk.size <= MAX_CHUNK_BYTES or len(chunk.hash) != HASH_BYTES:
             raise ProtocolError(f"a chunk of {chunk.size} bytes, or its hash, is of an impossible size")
-    if end != manifest.total_bytes:
-        raise ProtocolError(f"tensors end at byte {end}, chunks at byte {manifest.total_bytes}")
+    if manifest.kind == "delta":
+        _check_delta(manifest)
+    elif end != manifest.total_bytes or manifest.base is not None:
+        raise ProtocolError(f"tensors end at byte {end}, chunks at byte {manifest.total_bytes}, of an anchor")
     _check_files(manifest.files)
+
+
+def _check_delta(manifest: VersionManifest) -> None:
+    if manifest.base is None or len(manifest.base_hash) != HASH_BYTES or not 0 <= manifest.base < manifest.version:
+        raise ProtocolError(f"version {manifest.version} is a delta without a base that can be")
+    if manifest.total_bytes > manifest.stream_bytes:
+        raise ProtocolError(
+            f"a delta of {manifest.total_bytes} bytes is larger than {manifest.stream_bytes} of tensors"
+        )
+    if manifest.files:
+        raise ProtocolError("a delta brings no files: it has those of its base")
+
+
+def same_layout(one: Iterable[TensorEntry], other: Iterable[TensorEntry]) -> bool:
+    """Whether both have the same tensors at the same places, whatever their bytes."""
+    blank = [[msgspec.structs.replace(tensor, checksum=b"") for tensor in tensors] for tensors in (one, other)]
+    return blank[0] == blank[1]
 
 
 def _check_tensors(tensors: tuple[TensorEntry, ...]) -> int:

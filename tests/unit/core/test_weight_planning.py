@@ -1,0 +1,62 @@
+"""Which form a version takes, and which versions stay."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from polyrl.weights.planning import ANCHOR_EVERY, VersionFacts, chain_of, plan_version, versions_kept
+
+GB = 10**9
+USUAL: dict[str, Any] = {
+    "stream_bytes": 16 * GB,
+    "chain": (),
+    "delta_bytes": GB // 4,
+    "density": 0.02,
+    "encode_speed": 4e9,
+    "hash_speed": 12e9,
+    "bandwidth": 1.25e9,
+    "stale": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_delta", "sentence"),
+    [
+        pytest.param({}, True, "250.0 of 16000.0 MB, 2.00% of words; delta", id="usual"),
+        pytest.param({"chain": None}, False, "no version of this layout", id="the first one"),
+        pytest.param({"stream_bytes": 10**6}, False, "are small", id="small"),
+        pytest.param({"chain": (1,) * (ANCHOR_EVERY - 2)}, True, "delta", id="the last before an anchor is due"),
+        pytest.param({"chain": (1,) * (ANCHOR_EVERY - 1)}, False, "deltas since", id="an anchor is due"),
+        pytest.param({"delta_bytes": 9 * GB}, False, "as long a way", id="half of all changed"),
+        pytest.param({"chain": (4 * GB, 4 * GB)}, False, "as long a way", id="the chain has grown"),
+        pytest.param({"chain": (4 * GB, 3 * GB)}, True, "delta", id="the chain may still grow"),
+        pytest.param({"bandwidth": 1e12}, False, "anchor:", id="a network that is faster than the codec"),
+        pytest.param({"encode_speed": 1e8}, False, "anchor:", id="a slow codec"),
+        pytest.param({"stale": 1, "joiners": 40, "chain": (6 * GB,)}, False, "40 joining", id="all join"),
+        pytest.param({"stale": 40, "joiners": 1, "chain": (6 * GB,)}, True, "1 joining", id="one joins"),
+    ],
+)
+def test_the_form_is_what_brings_it_to_all_sooner(changes: dict[str, Any], is_delta: bool, sentence: str) -> None:
+    plan = plan_version(VersionFacts(**(USUAL | changes)))
+    assert plan.is_delta == is_delta
+    assert sentence in plan.reason
+
+
+def test_kept_are_whole_chains_newest_first_within_the_bytes() -> None:
+    for seed in range(300):
+        dice = random.Random(seed)
+        bases: dict[int, int | None] = {}
+        for version in range(dice.randrange(1, 12)):
+            bases[version] = version - 1 if version and dice.random() < 0.7 else None
+        sizes = {version: 100 if base is None else dice.randrange(1, 40) for version, base in bases.items()}
+        keep, most = dice.randrange(1, 5), dice.randrange(1, 500)
+        kept = versions_kept(bases, sizes, keep, most)
+        newest = max(bases)
+        assert set(chain_of(newest, bases)) <= kept
+        assert all(set(chain_of(version, bases)) <= kept for version in kept), "what is kept can be had"
+        assert sum(sizes[version] for version in kept) <= max(most, sum(sizes[v] for v in chain_of(newest, bases)))
+        wanted = [version for version in sorted(bases)[-keep:] if version not in kept]
+        assert not wanted or sum(sizes[v] for v in kept | set(chain_of(max(wanted), bases))) > most
