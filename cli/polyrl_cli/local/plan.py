@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,9 +28,12 @@ def plan_lines(
     too few GPUs."""
     job = load_manifest(file, sets)
     model = job.spec.recipe.model
-    sizes, source = planned_sizes(model, file.parent)
-    memory = _memory_here() if gpu is None else gpu_bytes(gpu)
-    offer = GpuOffer(memory=memory, rollout_memory=gpu_bytes(rollout_gpu) if rollout_gpu else memory, count=gpus)
+    (sizes, source), memory, rollout_memory = _all_known(
+        lambda: planned_sizes(model, file.parent),
+        lambda: _memory_here() if gpu is None else gpu_bytes(gpu),
+        lambda: gpu_bytes(rollout_gpu) if rollout_gpu else None,
+    )
+    offer = GpuOffer(memory=memory, rollout_memory=rollout_memory or memory, count=gpus)
     plan = plan_job(job.spec, sizes, offer)
     if isinstance(plan, GpuRefusal):
         raise UserError(f"{file}: spec.{plan.field}: {plan.sentence}")
@@ -38,6 +41,22 @@ def plan_lines(
     if as_json:
         return [json.dumps(_data(plan, sizes, name, source=source))], plan.memory.fits
     return [*_lines(plan, sizes, name, source=source)], plan.memory.fits
+
+
+def _all_known(
+    sizes: Callable[[], tuple[ModelSizes, str]], memory: Callable[[], int], rollout_memory: Callable[[], int | None]
+) -> tuple[tuple[ModelSizes, str], int, int | None]:
+    """What each gives. Raises UserError with every sentence that one of them had."""
+    faults: list[str] = []
+    found: list[Any] = []
+    for read in (sizes, memory, rollout_memory):
+        try:
+            found.append(read())
+        except UserError as error:
+            faults.append(str(error))
+    if faults:
+        raise UserError("\n".join(dict.fromkeys(faults)))
+    return found[0], found[1], found[2]
 
 
 def _memory_here() -> int:

@@ -21,6 +21,10 @@ GPU_MEBIBYTES: Final = {
 }
 """As nvidia-smi lists them, which is less than the name says; smallest first."""
 
+LEAST_BYTES: Final = 1 << 30
+MOST_BYTES: Final = 1 << 42
+"""Of any GPU that a model could be put on, in the next years."""
+
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
 
@@ -29,7 +33,10 @@ def gpu_bytes(text: str) -> int:
     """Memory of the GPU of this name, or of its only beginning (H100), or the bytes that are written (80Gi, 24GB).
     Raises UserError for anything else."""
     if (amount := _AMOUNT.fullmatch(text.strip())) and amount[2].lower() in _UNITS:
-        return int(float(amount[1]) * _UNITS[amount[2].lower()])
+        memory = int(float(amount[1]) * _UNITS[amount[2].lower()])
+        if not LEAST_BYTES <= memory <= MOST_BYTES:
+            raise UserError(f"GPU {text}: no GPU has {memory:,} bytes; give its memory with a unit, such as 80Gi")
+        return memory
     found = [
         name for name in GPU_MEBIBYTES if name.lower().split("-")[0] == text.lower() or name.lower() == text.lower()
     ]

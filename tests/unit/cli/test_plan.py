@@ -89,3 +89,16 @@ def test_without_a_gpu_here_one_is_asked_for(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UserError, match="name one: --gpu H100-80GB"):
         planned(written(tmp_path, "Qwen/Qwen2.5-1.5B"), None)
+
+
+def test_all_that_is_unknown_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        plan_lines(written(tmp_path, "nobody/nothing"), [], "X9", rollout_gpu="Y9", gpus=None, as_json=False)
+    words = ("nobody/nothing", "GPU X9", "GPU Y9")
+    assert all(word in line for word, line in zip(words, str(refused.value).splitlines(), strict=True))
+
+
+@pytest.mark.parametrize("text", ["0", "80", "0Gi", "1023Mi", "80000Gi", "-5", "nan", "", "1e9Gi"])
+def test_what_no_gpu_has_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match=f"GPU {text}: .* such as 80Gi"):
+        planned(written(tmp_path, "Qwen/Qwen2.5-1.5B"), text)

@@ -26,6 +26,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -33,6 +34,23 @@ import aiohttp
 import msgspec
 from safetensors import SafetensorError, safe_open
 
+from polyrl.engines.control import (
+    Continue,
+    ControlOrder,
+    ControlRefusal,
+    ControlStep,
+    LoadVersion,
+    Memory,
+    Pause,
+    PauseMode,
+    Probe,
+    Serve,
+    ServerState,
+    Sleep,
+    Wake,
+    decide_control,
+    flushes,
+)
 from polyrl.manifest.engine_args import typed_arguments
 from polyrl.manifest.rollout import EngineSpec, WeightSwitch
 from polyrl.wire import EngineCapacity
@@ -58,6 +76,8 @@ QUIESCE_DEADLINE_S: Final = 5.0
 """An aborted request is gone after the current forward pass."""
 HALF_UPDATED: Final = "Weights were updated, but"
 """SGLang's answer when a load went through but its cache still holds the old weights' keys and values."""
+MEMORY_DEADLINE_S: Final = 60.0
+"""Unmapping and mapping the memory of a GPU takes a second or two."""
 LOAD_DEADLINE_S: Final = 300.0
 """Reading a large checkpoint from local memory or disk takes up to minutes."""
 LOAD_IN_PLACE_DEADLINE_S: Final = 240.0
@@ -89,6 +109,10 @@ class _Refused(EngineFailed):
     """The server is well, and refused a control call."""
 
 
+class ControlRefused(EngineFailed):
+    """The order would have killed the server, and was not sent."""
+
+
 class SGLangEngine:
     """See `polyrl_rollout.engines.port.InferenceEngine`."""
 
@@ -105,6 +129,7 @@ class SGLangEngine:
         self._idle = asyncio.Event()
         self._switching = asyncio.Lock()
         self._loaded: Shapes = {}
+        self._server_state = ServerState()
 
     @property
     def pid(self) -> int:
@@ -144,6 +169,7 @@ class SGLangEngine:
         if self.version == NO_VERSION:
             raise EngineFailed("the engine has no weights yet")
         async with self._switching:
+            self._server_state = self._decide(Serve()).after
             if not self._running:
                 self._silence.reset()
             self._running.add(request.rid)
@@ -167,6 +193,7 @@ class SGLangEngine:
             self._running.discard(request.rid)
             self._unwanted.discard(request.rid)
             if not self._running:
+                self._forgot_requests()
                 self._idle.set()
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
@@ -203,15 +230,14 @@ class SGLangEngine:
 
     async def _load_idle(self, version: int, folder: Path) -> None:
         await self._quiesce()
-        await self._update(version, folder, LOAD_DEADLINE_S, flush=True)
+        await self._update(version, folder, LOAD_DEADLINE_S)
         self.version = version
 
     async def _load_in_place(self, version: int, folder: Path) -> None:
-        await self._control("POST", "/pause_generation", {"mode": "in_place"}, CONTROL_DEADLINE_S)
+        await self._drive(Pause(PauseMode.IN_PLACE), CONTROL_DEADLINE_S)
         try:
-            # A cache in use cannot be flushed, and SGLang answers the attempt as a failed load.
             with self._silence.suspended():
-                await self._update(version, folder, LOAD_IN_PLACE_DEADLINE_S, flush=False)
+                await self._update(version, folder, LOAD_IN_PLACE_DEADLINE_S)
         except EngineFailed:
             with contextlib.suppress(EngineFailed):
                 await self._continue()
@@ -221,9 +247,8 @@ class SGLangEngine:
 
     async def _continue(self) -> None:
         """Ends a pause, or the server: one that stays paused would keep its requests for ever."""
-        body = {"torch_empty_cache": False}
         try:
-            await self._control("POST", "/continue_generation", body, CONTROL_DEADLINE_S)
+            await self._drive(Continue(), CONTROL_DEADLINE_S)
         except EngineFailed:
             await self._server().kill()
             raise
@@ -238,13 +263,57 @@ class SGLangEngine:
                 await self._idle.wait()
         path = f"/flush_cache?timeout={QUIESCE_DEADLINE_S}"
         await self._control("POST", path, None, QUIESCE_DEADLINE_S + CONTROL_DEADLINE_S)
+        self._forgot_requests()
 
-    async def _update(self, version: int, folder: Path, deadline_s: float, *, flush: bool) -> None:
+    async def sleep(self) -> None:
+        """Ends all requests, and gives the device the memory of weights, keys and values back, where SGLang's memory
+        saver is on (`--enable-memory-saver`). Raises EngineFailed."""
+        async with self._switching:
+            await self._quiesce()
+            await self._drive_or_kill(Sleep())
+            self.version = NO_VERSION
+
+    async def wake(self, version: int, folder: Path) -> None:
+        """Serves again, with the weights of `folder`; those that slept are void. Raises EngineFailed."""
+        async with self._switching:
+            await self._drive_or_kill(Wake(frozenset({Memory.WEIGHTS})))
+            await self._update(version, folder, LOAD_DEADLINE_S)
+            await self._drive_or_kill(Wake())
+            self.version = version
+
+    async def _drive_or_kill(self, order: ControlOrder) -> None:
+        try:
+            await self._drive(order, MEMORY_DEADLINE_S)
+        except ControlRefused:
+            raise
+        except EngineFailed:
+            # Nobody knows what of its memory is there.
+            await self._server().kill()
+            raise
+
+    async def _drive(self, order: ControlOrder, deadline_s: float) -> None:
+        step = self._decide(order)
+        if step.call is not None:
+            await self._control("POST", step.call.path, step.call.body, deadline_s)
+        self._server_state = step.after
+
+    def _decide(self, order: ControlOrder) -> ControlStep:
+        step = decide_control(self._server_state, order)
+        if isinstance(step, ControlRefusal):
+            raise ControlRefused(f"SGLang gets no order to {type(order).__name__.lower()}: {step.why}")
+        return step
+
+    def _forgot_requests(self) -> None:
+        self._server_state = replace(self._server_state, requests=False)
+
+    async def _update(self, version: int, folder: Path, deadline_s: float) -> None:
+        step = self._decide(LoadVersion())
         body = {
             "model_path": child_path(folder),
             "load_format": "auto",
             "weight_version": str(version),
-            "flush_cache": flush,
+            # A cache in use cannot be flushed, and SGLang answers the attempt as a failed load.
+            "flush_cache": flushes(self._server_state),
         }
         try:
             await self._control("POST", "/update_weights_from_disk", body, deadline_s)
@@ -253,9 +322,13 @@ class SGLangEngine:
                 # Nobody knows which weights it would serve, and under which version's name.
                 await self._server().kill()
             raise
+        self._server_state = step.after
 
     async def health(self) -> None:
-        await self._control("GET", "/health", None, HEALTH_DEADLINE_S)
+        asked = decide_control(self._server_state, Probe())
+        # One that is paused or asleep would be blocked by a generation, and count as unhealthy from then on.
+        path = "/health" if isinstance(asked, ControlStep) else "/ping"
+        await self._control("GET", path, None, HEALTH_DEADLINE_S)
 
     async def close(self) -> None:
         if self._session is not None:

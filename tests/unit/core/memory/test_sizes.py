@@ -100,12 +100,8 @@ def test_a_gpu_has_a_name_or_bytes(text: str, mebibytes: int) -> None:
 
 
 def test_bytes_may_be_decimal() -> None:
-    assert (gpu_bytes("24GB"), gpu_bytes("24G"), gpu_bytes("1.5k"), gpu_bytes("77")) == (
-        24 * 10**9,
-        24 * 10**9,
-        1500,
-        77,
-    )
+    found = [gpu_bytes(text) for text in ("24GB", "24G", "1.5t", "77000000000")]
+    assert found == [24 * 10**9, 24 * 10**9, 1_500 * 10**9, 77 * 10**9]
 
 
 @pytest.mark.parametrize(
