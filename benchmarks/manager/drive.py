@@ -44,6 +44,8 @@ class Drive:
         self.stand = stand
         self._client = client
         self._groups = _groups(load)
+        self._budgets: dict[int, int] = {}
+        """Tokens of each sample, by group in flight."""
         self._tasks = [asyncio.create_task(agent.run()) for agent in self.agents]
         self._tasks.append(asyncio.create_task(self._judge()))
         self.acknowledged = 0
@@ -57,7 +59,7 @@ class Drive:
     async def submit(self) -> float:
         """Submits everything; the seconds until every sample is with an engine."""
         began = time.monotonic()
-        await self._client.submit([next(self._groups) for _ in range(self._load.groups)])
+        await self._submit(self._load.groups)
         while sum(len(agent.assigned) for agent in self.agents) < self._load.samples:
             self.stand.check()
             await asyncio.sleep(POLL_S)
@@ -75,11 +77,11 @@ class Drive:
                 deadline_s=LOAD_S,
             )
             for scored in batch.samples:
-                _check(scored)
+                _check(scored, self._budgets[scored.group])
             await self._client.acknowledge(batch.number)
             self.acknowledged += len(batch.samples)
             if self._load.endless:
-                await self._client.submit([next(self._groups) for _ in range(len(batch.samples) // self._load.n)])
+                await self._submit(len(batch.samples) // self._load.n)
 
     async def end(self) -> None:
         """Stops engines and trainer."""
@@ -89,9 +91,16 @@ class Drive:
             if isinstance(ended, BaseException) and not isinstance(ended, asyncio.CancelledError):
                 raise ended
 
+    async def _submit(self, count: int) -> None:
+        groups = [next(self._groups) for _ in range(count)]
+        self._budgets |= {group.id: group.sampling.max_new_tokens for group in groups}
+        await self._client.submit(groups)
+
     async def _judge(self) -> None:
-        async for turn in self._client.turns():
-            await self._client.score(turn.response.sample, turn.response.turn, 1.0)
+        """Each on its own, as a trainer's rewards are: the next does not wait for the disk under the last."""
+        async with asyncio.TaskGroup() as judging:
+            async for turn in self._client.turns():
+                judging.create_task(self._client.score(turn.response.sample, turn.response.turn, 1.0))
 
 
 def connected(stand: Stand) -> RolloutClient:
@@ -99,8 +108,10 @@ def connected(stand: Stand) -> RolloutClient:
     return RolloutClient.connect(stand.endpoints.trainer, stand.folder / "keys/trainer.key", EPOCH)
 
 
-def _check(scored: Scored) -> None:
+def _check(scored: Scored, budget: int) -> None:
     response = scored.response
+    if len(response.ids) != 4 * budget:
+        raise SystemExit(f"sample {response.sample} has {len(response.ids) // 4} tokens, its engine made {budget}")
     if response.ids != made_tokens(response.sample, 0, len(response.ids) // 4).tobytes():
         raise SystemExit(f"sample {response.sample} came back with other tokens than its engines made")
 

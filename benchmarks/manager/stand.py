@@ -36,7 +36,8 @@ JOB: Final[Mapping[str, Any]] = {
             "data": {"rl": [{"path": "prompts.jsonl"}]},
             "reward": {"function": "reward:score"},
             "algorithm": {"steps": 1},
-        }
+        },
+        "rollout": {"engine": {"maxContext": 1 << 20, "maxRunning": 1 << 16}},
     },
 }
 

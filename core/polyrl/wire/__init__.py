@@ -170,15 +170,24 @@ def decode_from_agent(frame: Frame) -> FromAgent:
 
 def check_deltas(deltas: Deltas) -> None:
     """Column lengths agree and finish codes exist. Raises ProtocolError."""
-    if len(deltas.rows) > MAX_ROWS * ROW_DTYPE.itemsize:
-        raise ProtocolError(f"a frame has more than {MAX_ROWS} delta rows")
-    if len(deltas.rows) % ROW_DTYPE.itemsize or len(deltas.ids) % 4 or len(deltas.ids) != len(deltas.logprobs):
-        raise ProtocolError("delta columns have impossible lengths")
-    _, _, counts, finishes = row_columns(deltas.rows)
-    if sum(counts) * 4 != len(deltas.ids):
-        raise ProtocolError("delta rows count other tokens than the columns hold")
+    problem = _problem_of(deltas.rows, len(deltas.ids), len(deltas.logprobs))
+    if problem:
+        raise ProtocolError(problem)
+
+
+@lru_cache(maxsize=1)
+def _problem_of(rows: bytes, id_bytes: int, logprob_bytes: int) -> str:
+    """Of a frame's columns; it is asked where a frame is decoded, and again where it is decided."""
+    if len(rows) > MAX_ROWS * ROW_DTYPE.itemsize:
+        return f"a frame has more than {MAX_ROWS} delta rows"
+    if len(rows) % ROW_DTYPE.itemsize or id_bytes % 4 or id_bytes != logprob_bytes:
+        return "delta columns have impossible lengths"
+    _, _, counts, finishes = row_columns(rows)
+    if sum(counts) * 4 != id_bytes:
+        return "delta rows count other tokens than the columns hold"
     if max(finishes, default=0) >= len(FINISH_CODES):
-        raise ProtocolError("unknown finish code in a delta row")
+        return "unknown finish code in a delta row"
+    return ""
 
 
 RowColumns: TypeAlias = tuple[list[int], list[int], list[int], list[int]]

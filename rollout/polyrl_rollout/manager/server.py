@@ -62,7 +62,7 @@ from polyrl_rollout.manager.peers.sessions import AgentSessions, TrainerSession
 
 FINISH_DEADLINE_S: Final = 15.0
 """Longest time between the trainer's FinishRun and the manager's end, whatever agents do."""
-GATHER_S: Final = 0.002
+GATHER_S: Final = 0.005
 """Pause between two commits while agents send: a commit costs as much as several frames, and agents themselves gather
 tokens for longer. The trainer, which waits for its answers, is answered at once."""
 LINGER_S: Final = 1.0

@@ -29,20 +29,18 @@ def apply_tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
         sample.logprobs += logprobs[begin:end]
         sample.generated += size
         position = assignment.length
-        assignment.length = position + size
+        assignment.length = stop = position + size
         assignment.progress_at = at
-        if assignment.length > assignment.kv_end:
+        if stop > assignment.kv_end:
             _set_more_aside(engine, assignment)
-        turn_tokens = assignment.length - sample.turn_start
-        if turn_tokens >= BOUNDS[sample.length_class + 1]:
-            sample.length_class = state.lengths.grow(sample.length_class, turn_tokens)
-        last = sample.spans[-1] if sample.spans else None
-        if last is not None and last.attempt == sample.attempt and last.version == version:
-            last.end = position + size
+        length_class, turn_tokens = sample.length_class, stop - sample.turn_start
+        if turn_tokens >= BOUNDS[length_class + 1]:
+            sample.length_class = state.lengths.grow(length_class, turn_tokens)
+        spans, attempt = sample.spans, sample.attempt
+        if spans and (last := spans[-1]).attempt == attempt and last.version == version:
+            last.end = stop
         else:
-            sample.spans.append(
-                OpenSpan(position, position + size, version=version, engine=event.engine, attempt=sample.attempt)
-            )
+            spans.append(OpenSpan(position, stop, version=version, engine=event.engine, attempt=attempt))
             engine.rejections = 0
             if assignment.reading:
                 speed.end_reading(engine, assignment.reading, at)

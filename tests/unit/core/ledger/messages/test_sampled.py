@@ -31,6 +31,12 @@ CASES = {
     "NaN last": ([5, 6], [-0.1, nan], False),
     "NaN first": ([5, 6], [nan, -0.1], False),
     "never sampled": ([5], [-inf], False),
+    "never sampled, behind others": ([5, 6], [-0.1, -inf], False),
+    "the bytes of minus infinity across two": (
+        [5, 6],
+        [1.4e-45, float(np.array([0xBF00FF80], "<u4").view("<f4")[0])],
+        True,
+    ),
     "infinite": ([5], [inf], False),
     "more than certain": ([5], [0.5], False),
 }
