@@ -22,6 +22,7 @@ import prometheus_client
 import structlog
 from aiohttp import web
 
+from polyrl.history.strange_requests import request_log
 from polyrl_operator.metrics_readers import METRICS_PATH, OK, UNAUTHORIZED, MetricsReaders
 
 log = structlog.get_logger(__name__)
@@ -114,7 +115,7 @@ async def serve(
     A connection is for one request and ends at its deadline, whatever it does; beyond the most there may be, the oldest
     makes room. aiohttp alone waits for the rest of a request for ever, and takes any number."""
     app.on_response_prepare.append(_end_connection)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, logger=request_log(__name__))
     await runner.setup()
     server, loop = cast(web.Server, runner.server), asyncio.get_running_loop()
 

@@ -13,6 +13,8 @@ from typing import Final, cast
 
 from aiohttp import web
 
+from polyrl.history.strange_requests import request_log
+
 PROOF_S: Final = 5.0
 """From the accept to a whole request with the token. Ours takes milliseconds; a probe needs no more than one answer."""
 
@@ -38,7 +40,13 @@ class HttpServer:
     ) -> None:
         """Binds; `host` None: all addresses. Raises OSError."""
         self.tls = tls
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_s, keepalive_timeout=KEEPALIVE_S)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=request_log(__name__),
+            shutdown_timeout=shutdown_s,
+            keepalive_timeout=KEEPALIVE_S,
+        )
         await self._runner.setup()
         try:
             loop = asyncio.get_running_loop()

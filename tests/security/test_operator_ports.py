@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -96,3 +97,18 @@ async def test_health_names_nothing_to_whoever_asks_and_is_logged_once() -> None
     finally:
         await close()
     assert [line["wrong"] for line in logged] == [wrong]
+
+
+async def test_requests_that_are_none_are_counted_and_not_quoted(
+    port: tuple[int, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each wrote a traceback of 24 kB into the log."""
+    async with asyncio.timeout(DEADLINE_S):
+        for _ in range(20):
+            opened = await asyncio.open_connection("127.0.0.1", port[0], ssl=trust(port[1]))
+            opened[1].write(b"GET /" + b"\x01" * 6000 + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+            await closed(opened)
+    texts = [logging.Formatter().format(record) for record in caplog.records if record.levelno >= logging.WARNING]
+    counted = [text for text in texts if "requests that are none" in text]
+    assert 1 <= len(counted) <= 5, "1, 2, 4, 8, 16 of them"
+    assert max(map(len, texts)) < 200

@@ -1,6 +1,7 @@
 """Strangers who open connections to a manager's HTTP port and send half a request, or nothing, keep nobody out."""
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -64,10 +65,14 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def half_request(site: Site) -> Opened:
+async def strangers_connection(site: Site) -> Opened:
     stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
-    opened = await asyncio.open_connection("127.0.0.1", site.port, ssl=stranger)
+    return await asyncio.open_connection("127.0.0.1", site.port, ssl=stranger)
+
+
+async def half_request(site: Site) -> Opened:
+    opened = await strangers_connection(site)
     opened[1].write(HALF)
     return opened
 
@@ -127,3 +132,16 @@ async def test_a_probe_is_answered_and_not_kept(site: Site) -> None:
             assert response.status == 200
         while site.manager._http._connections:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.05)
+
+
+async def test_requests_that_are_none_are_counted_and_not_quoted(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """Each wrote a traceback of 24 kB into the log."""
+    async with asyncio.timeout(DEADLINE_S):
+        for _ in range(20):
+            opened = await strangers_connection(site)
+            opened[1].write(b"GET /" + b"\x01" * 6000 + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+            await closed(opened)
+    texts = [logging.Formatter().format(record) for record in caplog.records if record.levelno >= logging.WARNING]
+    counted = [text for text in texts if "requests that are none" in text]
+    assert 1 <= len(counted) <= 5, "1, 2, 4, 8, 16 of them"
+    assert max(map(len, texts)) < 200
