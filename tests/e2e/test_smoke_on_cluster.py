@@ -15,8 +15,8 @@ from on_cluster.faults import Victims, kill_node
 from on_cluster.job import Run, short_job
 from on_cluster.settings import OPERATOR_NAMESPACE, RELEASE
 
-STEPS = 30
-STEP = 5
+STEPS = 60
+STEP = 2
 GONE_S = 60.0
 """Helm returns while the operator's pod still ends."""
 INSIDE = "pods,services,deployments,configmaps,secrets,serviceaccounts,roles,rolebindings,leases"

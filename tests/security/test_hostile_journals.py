@@ -1,22 +1,32 @@
 """A journal that somebody made to hurt its reader is refused in a sentence, soon; `why` speaks with nobody it names."""
 
+import fcntl
 import json
+import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from polyrl.errors import InvalidData, PolyRLError, UserError
-from polyrl.ledger import journal as form
+from polyrl.ledger import LedgerConfig, journal as form
+from polyrl.ledger.audit.history import HistoryEntry, ManagerStarted
+from polyrl.manifest.job import PolyRLJob
+from polyrl.testing.job_values import raw_job
+from polyrl_cli.app import app
 from polyrl_cli.inspection import journal_reader
 from polyrl_cli.inspection.check import check_lines
 from polyrl_cli.inspection.explain import explain_lines
-from polyrl_cli.inspection.journal_reader import open_journal
+from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
 from polyrl_cli.inspection.why import why_lines
 from polyrl_cli.page.page import write_page
+from polyrl_operator.secret import make_certificate, write_run_keys
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS number, x'00' AS entry FROM n"
 DEADLINE_S = 5.0
@@ -95,16 +105,89 @@ def test_a_page_is_not_written_through_a_link(run: Path, tmp_path: Path) -> None
     assert (victim.read_text(), (run / "report.html").read_text()) == ("mine", "the page")
 
 
-def test_why_speaks_with_no_address_of_a_received_folder(run: Path) -> None:
+@dataclass
+class Trap:
+    """A folder that names an address of somebody else's, and looks as if a runner were at work in it."""
+
+    run: Path
+    listener: socket.socket
+    host: str = "127.0.0.1"
+
+    def lay(self) -> None:
+        (self.run / "run" / "endpoints").mkdir(parents=True)
+        write_run_keys(self.run / "keys")
+        (self.run / "keys" / "ca.crt").write_bytes(make_certificate(["localhost"]).authority)
+        ends = {"agents": "tcp://127.0.0.1:1", "trainer": "tcp://127.0.0.1:1", "publicKey": "k" * 40, "epoch": 1}
+        ends |= {"http": f"http://{self.host}:{self.listener.getsockname()[1]}", "pid": 1}
+        (self.run / "run" / "endpoints" / "manager.json").write_text(json.dumps(ends))
+
+    @property
+    def key(self) -> Path:
+        return self.run / "keys" / "operator.key"
+
+    @contextmanager
+    def runner(self) -> Iterator[None]:
+        """Whoever holds the lock looks like one."""
+        with (self.run / "run" / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def is_spoken_to(self) -> bool:
+        try:
+            self.listener.accept()
+        except BlockingIOError:
+            return False
+        return True
+
+
+@pytest.fixture
+def trap(run: Path) -> Iterator[Trap]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        (run / "run" / "endpoints").mkdir(parents=True)
-        (run / "keys").mkdir(mode=0o700)
-        (run / "keys" / "operator.key").write_text(json.dumps({"httpToken": "t" * 40}))
-        (run / "keys" / "operator.key").chmod(0o600)
-        ends = {"agents": "tcp://127.0.0.1:1", "trainer": "tcp://127.0.0.1:1", "publicKey": "k" * 40, "runEpoch": 1}
-        ends |= {"http": f"http://127.0.0.1:{listener.getsockname()[1]}", "pid": 1}
-        (run / "run" / "endpoints" / "manager.json").write_text(json.dumps(ends))
-        assert "no runner is at work here" in why_lines(run)[0]
-        with pytest.raises(BlockingIOError):
-            listener.accept()
+        yield Trap(run, listener)
+
+
+def test_why_speaks_with_no_address_of_a_received_folder(trap: Trap) -> None:
+    trap.lay()
+    assert "no runner is at work here" in why_lines(trap.run)[0]
+    assert not trap.is_spoken_to()
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("a link for a key", "operator.key: a link"),
+        ("another account", "not to you"),
+        ("another machine", "names 192.0.2.1, which is not this machine"),
+    ],
+)
+@pytest.mark.parametrize("command", ["why", "top"])
+def test_a_token_is_handed_to_nobody_else(
+    trap: Trap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, kind: str, sentence: str
+) -> None:
+    """With a lock of the sender's own, and a link to the key of another run, `why` gave that run's token away."""
+    if kind == "another machine":
+        trap.host = "192.0.2.1"
+    trap.lay()
+    if kind == "a link for a key":
+        trap.key.rename(tmp_path / "other.key")
+        trap.key.symlink_to(tmp_path / "other.key")
+    if kind == "another account":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with trap.runner():
+        if command == "why":
+            assert sentence in why_lines(trap.run)[0]
+        else:
+            job = PolyRLJob.model_validate(raw_job()).model_dump_json(by_alias=True, exclude_none=True)
+            (trap.run / "job.json").write_text(job)
+            shown = CliRunner().invoke(app, ["top", str(trap.run), "--once"], env={"COLUMNS": "400"})
+            assert shown.exit_code == 0
+    assert not trap.is_spoken_to()
+
+
+@pytest.mark.parametrize("unix_s", [1e300, float("nan"), float("inf"), -1e12])
+def test_a_moment_that_is_none_is_shown_as_such(run: Path, monkeypatch: pytest.MonkeyPatch, unix_s: float) -> None:
+    started = HistoryEntry(0.0, ManagerStarted(unix_s, LedgerConfig(run_epoch=1)))
+    monkeypatch.setattr(JournalReader, "history_of", lambda reader, kind: [started])
+    with open_journal(run / "journal.sqlite") as journal:
+        assert journal.moment_text(1.0) == "no time of any clock"

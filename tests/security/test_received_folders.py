@@ -164,6 +164,17 @@ def test_commands_read_no_pipe_and_through_no_link(received: Path, name: str) ->
         assert "a link or a pipe" in refused.stderr
 
 
+def test_a_file_beyond_reading_is_left_out(received: Path) -> None:
+    """Two kilobytes of an archive may be a file of any size without content: whoever read it took all memory."""
+    with (received / "metrics.jsonl").open("w") as file:
+        file.truncate(60 << 30)
+    listed = CliRunner().invoke(app, ["ls", str(received.parent)])
+    assert listed.exit_code == 0
+    assert "metrics.jsonl: has 64,424,509,440 bytes; at most" in listed.stderr
+    for command in ("top", "report", "why"):
+        assert CliRunner().invoke(app, [command, str(received)]).exit_code == 2
+
+
 ROW = '{"time": 1.0, "phase": "rl", "step": 1, "reward/mean": 0.5}'
 HUGE = "1" + "0" * 400
 MOMENTS = """{"time": 1e308, "t": -1e308, "event": "run"}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -50,8 +49,8 @@ def explain_lines(run: Path, sample: str) -> list[str]:
 
 
 def _life_lines(journal: JournalReader, sample: str, submitted_at: float, entries: Iterable[HistoryEntry]) -> list[str]:
-    when = datetime.fromtimestamp(journal.wall_offset() + submitted_at, UTC)
-    lines, life = [f"sample {sample}, submitted {when:%Y-%m-%d %H:%M:%S} UTC"], _Life(sample)
+    when = journal.moment_text(submitted_at)
+    lines, life = [f"sample {sample}, submitted {when}"], _Life(sample)
     for entry in entries:
         lines += [f"{entry.at - submitted_at:+10.3f} s  {text}" for text in life.lines(entry)]
     now = _now_line(journal.replay(), sample)

@@ -14,6 +14,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -79,12 +80,15 @@ class JournalReader:
         except WRONG_VALUES as error:
             raise _damaged(self.path, error) from error
 
-    def wall_offset(self) -> float:
-        """Unix seconds at the ledger's zero, as its newest incarnation has it."""
+    def moment_text(self, at: float) -> str:
+        """Date and time of the ledger's clock `at`, as its newest incarnation has it."""
         starts = [
             entry.event.unix_s - entry.at for entry in self.history_of(RUN) if isinstance(entry.event, ManagerStarted)
         ]
-        return starts[-1] if starts else 0.0
+        try:
+            return f"{datetime.fromtimestamp(at + (starts[-1] if starts else 0.0), UTC):%Y-%m-%d %H:%M:%S} UTC"
+        except (OverflowError, ValueError, OSError):
+            return "no time of any clock"
 
     def _rows(self, query: str, *values: object) -> Iterator[Any]:
         self._steps = 0

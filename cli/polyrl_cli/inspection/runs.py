@@ -16,7 +16,7 @@ from polyrl.history.losses import clock_text
 from polyrl.history.results import EvaluationPoint
 from polyrl.history.steps import number_in, object_in
 from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts, read_facts
-from polyrl_cli.local.run_folder import ODD_FILE, RUNS, RunFolder, runs_under
+from polyrl_cli.local.run_folder import RUNS, RunFolder, runs_under
 from polyrl_cli.report.terminal import terminal
 
 STATE_STYLES: Final = {
@@ -38,10 +38,10 @@ def list_runs(given: Path | None, *, as_json: bool, note: Callable[[str], None])
     if given is not None and not given.is_dir():
         raise UserError(f"{given}: no such folder")
     now = time.time()
-    folders = {folder: folder.odd_file() for folder in map(RunFolder, runs_under(where))}
-    for odd in filter(None, folders.values()):
-        note(f"{odd}: {ODD_FILE}; this run is left out")
-    facts = [read_facts(folder, now) for folder, odd in folders.items() if odd is None]
+    folders = {folder: folder.fault() for folder in map(RunFolder, runs_under(where))}
+    for fault in filter(None, folders.values()):
+        note(f"{fault}; this run is left out")
+    facts = [read_facts(folder, now) for folder, fault in folders.items() if fault is None]
     if as_json:
         for one in facts:
             print(json_line(as_object(one)))

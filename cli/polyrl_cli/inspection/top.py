@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.live import Live
 
-from polyrl.control import parse_endpoints
 from polyrl.errors import PolyRLError, UserError
 from polyrl.history.foreign_text import printable
 from polyrl.manifest.job import PolyRLJob
@@ -102,11 +101,10 @@ async def ask_manager(folder: RunFolder, progress: Progress, seen: asyncio.Event
 
 
 async def _follow(folder: RunFolder, progress: Progress, seen: asyncio.Event) -> None:
-    endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
     # An ended run is shown without what this needs.
-    from polyrl_cli.local.manager import LocalManager
+    from polyrl_cli.local.manager import manager_of
 
-    async with LocalManager(folder.endpoints, folder.keys / "operator.key", endpoints.run_epoch) as client:
+    async with manager_of(folder) as client:
         await client.find()
         async for status in client.watch():
             waits = await client.waits()

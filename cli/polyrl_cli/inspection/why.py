@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from polyrl.control import Waits, parse_endpoints
+from polyrl.control import Waits
 from polyrl.errors import PolyRLError
 from polyrl.history.fleet import RUN, FleetEvent
 from polyrl.ledger.status import waits_of
@@ -51,11 +50,10 @@ async def _ask(folder: RunFolder) -> tuple[Waits | None, str]:
     if folder.summary.is_file() or not is_locked(folder):
         return None, "no runner is at work here"
     try:
-        endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
         # A live run has what this needs installed beside it; a folder that was copied here may be read without.
-        from polyrl_cli.local.manager import LocalManager
+        from polyrl_cli.local.manager import manager_of
 
-        client = LocalManager(folder.endpoints, folder.keys / "operator.key", endpoints.run_epoch)
+        client = manager_of(folder)
         async with asyncio.timeout(WAITS_ANSWER_S), client:
             await client.find()
             waits = await client.waits()
@@ -74,11 +72,8 @@ def _as_of_journal(folder: RunFolder, journal: JournalReader, silence: str) -> l
     replayed = journal.replay()
     if replayed is None:
         return [f"{folder.root}: the manager does not answer ({silence}), and its journal is empty"]
-    when = datetime.fromtimestamp(journal.wall_offset() + replayed.at, UTC)
-    state = replayed.state
-    head = (
-        f"{folder.root}: the manager does not answer ({silence}); its journal, as of {when:%Y-%m-%d %H:%M:%S} UTC, says"
-    )
+    when, state = journal.moment_text(replayed.at), replayed.state
+    head = f"{folder.root}: the manager does not answer ({silence}); its journal, as of {when}, says"
     if state.finished:
         end = "well" if state.ok else "badly"
         return [head, f"  the run is over and ended {end}{f': {state.message}' if state.message else ''}; nobody waits"]

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from polyrl.control import Endpoints, Waits, parse_endpoints
+from polyrl.errors import ProtocolError
 from polyrl.keys import OperatorKeys, read_keys
 from polyrl.status import ManagerStatus
+from polyrl_cli.local.ownership import require_own
+from polyrl_cli.local.run_folder import RunFolder
 from polyrl_operator.managers.client import Address, ManagerClient, ManagerUnreachable, manager_session
 from polyrl_operator.secret import AUTHORITY, LOCAL_NAME, ManagerCredentials
 
@@ -32,6 +36,15 @@ TURNS_S: Final = 0.01
 
 RETRY_S: Final = 0.5
 """Between a failed request and the next one."""
+
+
+def manager_of(folder: RunFolder) -> LocalManager:
+    """That of a live run. Raises UserError where the folder is not wholly this account's own: it would name an address
+    of somebody else's liking, and a link for a key would hand a token over; FileNotFoundError before there is one."""
+    key, certificate = folder.keys / "operator.key", folder.keys / AUTHORITY
+    require_own(folder.root, folder.keys, key, certificate, folder.endpoints.parent, folder.endpoints, folder.lock)
+    endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
+    return LocalManager(folder.endpoints, key, endpoints.run_epoch)
 
 
 class LocalManager:
@@ -62,6 +75,7 @@ class LocalManager:
                 endpoints = parse_endpoints(self._file.read_bytes(), str(self._file))
                 if endpoints.run_epoch == self._run_epoch:
                     url = urlsplit(endpoints.http)
+                    _require_here(url.hostname or "", self._file)
                     name = LOCAL_NAME if url.scheme == "https" else ""
                     self._address = Address(url.hostname or "", url.port or 80, name=name)
                     return endpoints
@@ -99,3 +113,13 @@ class LocalManager:
             return await self._client.waits(self._address, self._credentials)
         except ManagerUnreachable:
             return None
+
+
+def _require_here(host: str, file: Path) -> None:
+    """Raises ProtocolError for an address of another machine: managers of this one listen on its loopback interface."""
+    try:
+        here = ip_address(host).is_loopback
+    except ValueError:
+        here = host == "localhost"
+    if not here:
+        raise ProtocolError(f"{file}: names {host}, which is not this machine")

@@ -27,6 +27,14 @@ def take_over(root: Path) -> None:
             _refuse(Path(folder, name), root)
 
 
+def require_own(*paths: Path) -> None:
+    """Raises UserError, which names the first that is not this account's own, or is reached through a link."""
+    for path in paths:
+        _refuse_foreign(path)
+        if path.is_symlink():
+            raise UserError(f"{path}: a link, which no run makes there")
+
+
 def _refuse(path: Path, root: Path) -> None:
     kind = path.lstat()
     if stat.S_ISLNK(kind.st_mode):

@@ -50,6 +50,8 @@ TAIL_BYTES: Final = 16384
 """How much of a log's end is read; a hundred long lines."""
 
 ODD_FILE: Final = "a link or a pipe, which no run makes; delete it if the folder is not yours"
+READ_BYTES: Final = 1 << 30
+"""Of a file that is read whole: rows of a million steps. One without content may claim any size."""
 
 
 class RunFolder:
@@ -91,12 +93,21 @@ class RunFolder:
         kept = (self.checkpoints, *self.checkpoints.glob("*"), *self.checkpoints.glob("*/*"))
         return [*run, *written, *self.older_journals(), *kept]
 
-    def odd_file(self) -> Path | None:
-        """One that no run makes: a pipe, which would be read for ever, or a link to what is not the run's. A received
-        folder may hold some."""
-        kinds = (stat.S_IFREG, stat.S_IFDIR)
-        there = (file for file in self.read_files() if os.path.lexists(file))
-        return next((file for file in there if stat.S_IFMT(file.lstat().st_mode) not in kinds), None)
+    def fault(self) -> str | None:
+        """What no run makes, and no command reads, in a sentence: a pipe, which would be read for ever, a link to what
+        is not the run's, a file beyond reading. A received folder may hold some."""
+        return next(filter(None, map(self._fault_of, self.read_files())), None)
+
+    def _fault_of(self, file: Path) -> str | None:
+        if not os.path.lexists(file):
+            return None
+        found = file.lstat()
+        if stat.S_IFMT(found.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            return f"{file}: {ODD_FILE}"
+        journals = (self.journal, *self.older_journals())  # SQLite reads what it needs of them
+        if found.st_size > READ_BYTES and file.parent.parent != self.checkpoints and file not in journals:
+            return f"{file}: has {found.st_size:,} bytes; at most {READ_BYTES:,} are read"
+        return None
 
     def log_of(self, worker: str) -> Path:
         return self.logs / f"{worker}.log"
@@ -155,9 +166,8 @@ def existing_folder(root: Path, named: str) -> RunFolder:
         newest = [str(run) for run in runs_under(RUNS)[:NAMED_RUNS]]
         known = f"; the newest runs here are {', '.join(newest)}" if newest else ""
         raise UserError(f"{named}: no run lies there (it has no job.json){known}")
-    odd = folder.odd_file()
-    if odd is not None:
-        raise UserError(f"{odd}: {ODD_FILE}")
+    if fault := folder.fault():
+        raise UserError(fault)
     return folder
 
 

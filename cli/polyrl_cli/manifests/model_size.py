@@ -34,7 +34,7 @@ def config_fields(model: ModelSpec, base: Path) -> Mapping[str, Any]:
         return model.config or {}
     try:
         config: Any = json.loads((_folder(model, base) / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 
