@@ -281,6 +281,7 @@ async def _rollout_side(
             client,
             prepared.tokenizer,
             reward=reward,
+            judges=pools.judge_functions(recipe.evaluation, failures),
             episodes=episodes,
             group_filter=group_filter,
             adopted=adopted,

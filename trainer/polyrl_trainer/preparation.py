@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +34,7 @@ class EvaluationPrompts:
     """Of `evaluation.sets`; empty: `data.eval`."""
     prompts: Sequence[examples.Prompt]
     sampling: EvaluationSampling
+    pass_reward: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,10 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     evaluation = []
     for one in evaluated_rows(recipe.data, recipe.evaluation):
         answer = one.sampling.max_new_tokens or recipe.sampling.max_new_tokens
-        asked = [prompt for dataset in one.data for prompt in prompts(dataset, answer)]
-        evaluation.append(EvaluationPrompts(one.name, asked[: one.max_samples], sampling=one.sampling))
+        asked = [prompt for dataset in one.data for prompt in prompts(dataset, answer)][: one.max_samples]
+        if one.reward is not None:
+            asked = [replace(prompt, judge=one.name) for prompt in asked]
+        evaluation.append(EvaluationPrompts(one.name, asked, sampling=one.sampling, pass_reward=one.pass_reward))
     if recipe.mode in (Mode.SFT, Mode.SFT_RL):
         conversations = buffer(
             recipe.data.sft, lambda one: examples.prepare_conversations(answered(one), tokenizer, context)

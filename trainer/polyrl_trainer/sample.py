@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+ANSWER_HASH: Final = "answer_hash"
+"""Among the numbers beside a reward: stands for the text that the sample answers, equal for equal ones."""
 
 
 @dataclass(frozen=True)
@@ -66,3 +70,8 @@ class Sample:
     @property
     def response_length(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+
+def shown_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What is a measure of the numbers beside a reward."""
+    return {name: value for name, value in metrics.items() if name != ANSWER_HASH}

@@ -10,7 +10,9 @@ from typing import Annotated
 from pydantic import Field
 
 from polyrl.manifest.base import INT32_MAX, Count, ManifestModel, PathText, Positive
+from polyrl.manifest.parts.user_code import RewardSpec
 
+PassReward = Annotated[float, Field(ge=-1e6, le=1e6)]
 FieldName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -78,6 +80,10 @@ class EvaluationSet(ManifestModel):
     """Rows evaluated, from the start of the files; the same ones every time."""
     sampling: EvaluationSampling | None = None
     """How its prompts are answered. Default: as those of `data.eval`."""
+    reward: RewardSpec | None = None
+    """The function that scores its answers. Default: `recipe.reward`."""
+    pass_reward: PassReward | None = None
+    """Default: with a reward of its own as if none were given, else `evaluation.passReward`."""
 
 
 class EvaluationSpec(ManifestModel):
@@ -91,7 +97,7 @@ class EvaluationSpec(ManifestModel):
     """Rows of `data.eval` evaluated, from the start of the files; the same ones every time."""
     sampling: EvaluationSampling = EvaluationSampling()
     """How prompts are answered."""
-    pass_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
+    pass_reward: PassReward | None = None
     """For pass@k: an answer passes when its reward is at least this. Default: when the reward function names
     `exact_match` and it is above 0; where it names none, when the reward is at least 1."""
     sets: list[EvaluationSet] = Field(default=[], max_length=16)
@@ -109,12 +115,22 @@ class EvaluatedRows:
     data: list[DatasetSpec]
     max_samples: int
     sampling: EvaluationSampling
+    reward: RewardSpec | None = None
+    """Its own; None: the recipe's."""
+    pass_reward: float | None = None
 
 
 def evaluated_rows(data: DataSpec, spec: EvaluationSpec) -> Iterator[EvaluatedRows]:
     """All sets, `data.eval` first; none where that is empty."""
     if data.eval:
-        yield EvaluatedRows("", ("data", "eval"), data=data.eval, max_samples=spec.max_samples, sampling=spec.sampling)
+        yield EvaluatedRows(
+            "",
+            ("data", "eval"),
+            data=data.eval,
+            max_samples=spec.max_samples,
+            sampling=spec.sampling,
+            pass_reward=spec.pass_reward,
+        )
     for index, one in enumerate(spec.sets):
         yield EvaluatedRows(
             one.name,
@@ -122,4 +138,6 @@ def evaluated_rows(data: DataSpec, spec: EvaluationSpec) -> Iterator[EvaluatedRo
             data=one.data,
             max_samples=one.max_samples,
             sampling=one.sampling or spec.sampling,
+            reward=one.reward,
+            pass_reward=spec.pass_reward if one.pass_reward is None and one.reward is None else one.pass_reward,
         )

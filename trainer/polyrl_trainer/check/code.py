@@ -37,7 +37,7 @@ from polyrl_trainer.data.examples import Prompt, prepare_prompts
 from polyrl_trainer.data.rows import rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.preparation import tokenizer_of
-from polyrl_trainer.sample import Sample
+from polyrl_trainer.sample import Sample, shown_metrics
 from polyrl_trainer.user_code.loading import load_environment, load_function
 from polyrl_trainer.user_code.pools import UserPools
 from polyrl_trainer.user_code.rewards import Failures
@@ -54,8 +54,7 @@ def check_code(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage]
     if not folder.is_dir():
         return  # on the machine that trains; a missing one is reported where files are named
     named: list[tuple[CheckedField, str, Callable[[], Any]]] = []
-    if (reward := recipe.reward) is not None:
-        named.append((REWARD, reward.function, lambda: load_function(reward.function, folder)))
+    named += [(field, name, partial(load_function, name, folder)) for field, name in _rewards(recipe)]
     if recipe.algorithm.group_filter is GroupFilter.CUSTOM and (function := recipe.algorithm.filter_function):
         field = (*RECIPE, "algorithm", "filterFunction")
         named.append((field, function, lambda: load_function(function, folder)))
@@ -77,6 +76,14 @@ def check_code(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage]
             yield CheckFault(field, str(error))
         except ModuleNotFoundError as error:
             yield CheckSkipped(name, error.name or str(error))
+
+
+def _rewards(recipe: RecipeSpec) -> Iterator[tuple[CheckedField, str]]:
+    if recipe.reward is not None:
+        yield REWARD, recipe.reward.function
+    for index, one in enumerate(recipe.evaluation.sets):
+        if one.reward is not None:
+            yield (*RECIPE, "evaluation", "sets", index, "reward", "function"), one.reward.function
 
 
 def _try_own(algorithm: AlgorithmSpec, folder: Path) -> None:
@@ -130,7 +137,7 @@ async def _call(
     tried = RewardTried(place=place, prompt=sample.prompt, response=sample.response, seconds=seconds)
     if isinstance(verdict, Unscored):
         return _with(tried, refusal=verdict.detail)
-    return _with(tried, reward=verdict.value, metrics=verdict.metrics)
+    return _with(tried, reward=verdict.value, metrics=shown_metrics(verdict.metrics))
 
 
 def _one_worker(recipe: RecipeSpec, reward: RewardSpec) -> RecipeSpec:

@@ -23,7 +23,7 @@ Render: TypeAlias = Callable[[Sequence[Message], bool], str]
 WRITTEN: Final = "written by the assistant"
 """Stands in a template's output where the assistant's words do."""
 THINK: Final = "<think>"
-ANSWER: Final = "</think>"
+THOUGHT_END: Final = "</think>"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _turn(messages: Sequence[Message], render: Render) -> tuple[str, str]:
     if thought not in after[len(before) :]:
         raise InvalidData(
             f"the chat template leaves out the thought of messages[{len(messages) - 1}] (reasoning_content, or up to "
-            f"{ANSWER}), so it would not be learned; use a template that keeps it"
+            f"{THOUGHT_END}), so it would not be learned; use a template that keeps it"
         )
     return before, after
 
@@ -82,12 +82,12 @@ def _with_thought(messages: Sequence[Message], render: Render, before: str) -> s
         )
     thought, answer = _thought_and_answer(messages[-1])
     line = "" if opened.endswith("\n") else "\n"
-    return f"{before}{line}{thought}\n{ANSWER}\n\n{answer}{end}".rstrip()
+    return f"{before}{line}{thought}\n{THOUGHT_END}\n\n{answer}{end}".rstrip()
 
 
 def _thought_and_answer(message: Message) -> tuple[str, str]:
     thought, content = message.get("reasoning_content") or "", message["content"]
-    if not thought and ANSWER in content:
-        thought, content = content.split(ANSWER, 1)
+    if not thought and THOUGHT_END in content:
+        thought, content = content.split(THOUGHT_END, 1)
         thought = thought.split(THINK)[-1]
     return thought.strip("\n"), content.lstrip("\n")

@@ -37,6 +37,8 @@ class Prompt:
     text: str
     ids: tuple[int, ...]
     metadata: dict[str, Any]
+    judge: str = ""
+    """The evaluation's set whose own reward scores the answers; empty: the recipe's does."""
 
 
 def prepare_prompts(

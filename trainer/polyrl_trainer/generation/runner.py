@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -48,6 +48,8 @@ class UserCodeRunner:
     rollouts: Rollouts
     tokenizer: Tokenizer
     reward: RewardFunction
+    judges: Mapping[str, RewardFunction] = field(default_factory=dict)
+    """By evaluation set, where it has a reward of its own."""
     episodes: Episodes | None = None
     group_filter: CustomGroupFilter | None = None
     stop: Sequence[str] = ()
@@ -74,7 +76,8 @@ class UserCodeRunner:
             self._early.pop(group, None)
             if self.episodes is not None:
                 self.episodes.forget(group)
-            self.reward.forget(group)
+            for reward in (self.reward, *self.judges.values()):
+                reward.forget(group)
             if self.group_filter is not None:
                 self.group_filter.forget(group)
 
@@ -117,7 +120,8 @@ class UserCodeRunner:
             await self.rollouts.extend(sample.id, turn.response.turn, self.tokenizer.encode_text(played.text))
             return
         finish = Finish.LENGTH.value if played.truncated else sample.finish_reason
-        verdict = await self.reward.score(replace(sample, turn_rewards=played.turn_rewards, finish_reason=finish), n)
+        reward = self.judges[prompt.judge] if prompt.judge else self.reward
+        verdict = await reward.score(replace(sample, turn_rewards=played.turn_rewards, finish_reason=finish), n)
         if isinstance(verdict, Reward) and self.episodes is not None:
             numbers = turn_reward_metrics(played.turn_rewards) if self.keeps_turn_rewards else {}
             verdict = replace(verdict, metrics=verdict.metrics | numbers | {TRUNCATED: float(played.truncated)})

@@ -1,9 +1,10 @@
-"""Evaluation through the same engines and the same reward function as training, of one set of rows or several.
+"""Evaluation through the same engines as training, of one set of rows or several, by the recipe's reward function or a
+set's own.
 
 It measures what the reward function says: the mean reward, and the mean of each number that it names, `exact_match` if
-it is among them; with several answers to a prompt also pass@k. Samples without a verdict are counted and named, never
-taken for wrong. All sets are submitted before the first is awaited, so that one set's last long answers run beside the
-next set's.
+it is among them; with several answers to a prompt also pass@k, and maj@k where it says what each answers. Samples
+without a verdict are counted and named, never taken for wrong. All sets are submitted before the first is awaited, so
+that one set's last long answers run beside the next set's.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.step_metrics import mean_metrics
 from polyrl_trainer.preparation import EvaluationPrompts, spelled_stops, stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
+from polyrl_trainer.sample import ANSWER_HASH
 from polyrl_trainer.session import Session
 from polyrl_trainer.weights.policy_versions import PolicyVersions
 
@@ -159,12 +161,14 @@ class Evaluator:
             raise RunFailed(f"no evaluation sample{f' of set {name}' if name else ''} could be scored: {reasons}")
         if len(scored) < submitted:
             log.warning("evaluation is incomplete", set=name, scored=len(scored), submitted=submitted, dropped=reasons)
-        passed: dict[int, list[bool]] = {}
-        for one in scored:
-            has_passed = pass_rates.has_passed(one, self.recipe.evaluation.pass_reward)
-            passed.setdefault(one.group, []).append(has_passed)
+        votes: dict[int, list[pass_rates.Vote]] = {}
+        for one in sorted(scored, key=lambda one: one.index):
+            passed = pass_rates.has_passed(one, asked.rows.pass_reward)
+            votes.setdefault(one.group, []).append((passed, one.metrics.get(ANSWER_HASH)))
         prefix = f"{PREFIX}{name}/" if name else PREFIX
-        rates = pass_rates.pass_rates(list(passed.values()))
+        groups = list(votes.values())
+        rates = pass_rates.pass_rates([[passed for passed, _ in group] for group in groups])
+        rates |= pass_rates.majority_rates(groups)
         return {
             **mean_metrics([one.metrics for one in scored], prefix=prefix),
             f"{prefix}reward": float(np.mean([one.reward for one in scored])),

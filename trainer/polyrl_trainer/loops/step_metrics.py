@@ -18,7 +18,7 @@ from polyrl.sample import DiscardReason, Finish
 from polyrl.status import StepValue
 from polyrl_trainer.backend import StepResult
 from polyrl_trainer.generation.training_groups import TrainingGroups
-from polyrl_trainer.sample import Sample
+from polyrl_trainer.sample import Sample, shown_metrics
 from polyrl_trainer.state import Results
 
 GB = 1e9
@@ -191,7 +191,7 @@ def duplicates_in_group(samples: Sequence[Sample]) -> float:
 
 def mean_metrics(rows: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:
     """Mean of each named number over the rows that have it."""
-    names = sorted({name for row in rows for name in row})
+    names = sorted({name for row in rows for name in shown_metrics(row)})
     return {f"{prefix}{name}": float(np.mean([row[name] for row in rows if name in row])) for name in names}
 
 

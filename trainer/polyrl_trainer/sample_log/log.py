@@ -20,7 +20,7 @@ from polyrl.manifest.recipe import SampleLogSpec
 from polyrl.sample import Purpose, Scored
 from polyrl.sample_record import SAMPLES, Chosen, SampleRecord, parse_records
 from polyrl_trainer.checkpoints import replace_file
-from polyrl_trainer.sample import Sample
+from polyrl_trainer.sample import Sample, shown_metrics
 from polyrl_trainer.sample_log.choice import choose
 from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
 from polyrl_trainer.state import TrainerState, TrainingStage
@@ -73,7 +73,7 @@ class SampleLog:
             group=sample.group,
             chosen=tuple(chosen),
             reward=scored.reward,
-            metrics={readable(name, MAX_NAME_CHARS): value for name, value in scored.metrics.items()},
+            metrics={readable(name, MAX_NAME_CHARS): value for name, value in shown_metrics(scored.metrics).items()},
             advantage=float(sample.advantages[sample.loss_mask > 0][0]) if learned else None,  # type: ignore[index]
             finish=scored.response.finish,
             versions=sample.versions,

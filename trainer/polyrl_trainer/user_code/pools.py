@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from polyrl.manifest.data import EvaluationSpec
 from polyrl.manifest.parts.algorithm import GroupFilter
 from polyrl.manifest.parts.user_code import EnvironmentSpec, RewardSpec
 from polyrl.manifest.recipe import RecipeSpec
@@ -25,6 +26,8 @@ class UserPools:
     """None for what the manifest does not name."""
 
     reward: WorkerPool | None
+    judges: Mapping[str, WorkerPool]
+    """Rewards of evaluation sets, by set."""
     group_filter: WorkerPool | None
     environment: EnvironmentPool | None
 
@@ -36,6 +39,7 @@ class UserPools:
         wanted = recipe.algorithm.filter_function if recipe.algorithm.group_filter is GroupFilter.CUSTOM else None
         made = cls(
             reward=reward_pool(reward, code_path) if reward else None,
+            judges={one.name: reward_pool(one.reward, code_path) for one in recipe.evaluation.sets if one.reward},
             group_filter=_calls(reward, wanted, code_path, serves=Serves.FILTER) if reward and wanted else None,
             environment=_conversations(environment, code_path) if environment else None,
         )
@@ -51,12 +55,12 @@ class UserPools:
     def reward_function(self, spec: RewardSpec, failures: Failures) -> RewardFunction:
         """Once they are ready."""
         assert self.reward is not None, "the manifest names a reward"
-        together: Callable[[Judge], Together] = Alone
-        if self.reward.setup.serves is Serves.BATCH:
-            together = partial(Batches, most=spec.max_batch, at_once=self.reward.at_once)
-        elif self.scores_groups:
-            together = Groups
-        return RewardFunction(self.reward, float(spec.timeout_seconds), failures=failures, together=together)
+        return _function(self.reward, spec, failures)
+
+    def judge_functions(self, evaluation: EvaluationSpec, failures: Failures) -> dict[str, RewardFunction]:
+        """Likewise, by set."""
+        sets = {one.name: one.reward for one in evaluation.sets if one.reward}
+        return {name: _function(self.judges[name], spec, failures) for name, spec in sets.items()}
 
     async def ready(self) -> None:
         """When all code is imported. Raises InvalidCode."""
@@ -69,7 +73,17 @@ class UserPools:
             pool.close()
 
     def _all(self) -> list[WorkerSet]:
-        return [pool for pool in (self.reward, self.group_filter, self.environment) if pool is not None]
+        pools = (self.reward, self.group_filter, self.environment, *self.judges.values())
+        return [pool for pool in pools if pool is not None]
+
+
+def _function(pool: WorkerPool, spec: RewardSpec, failures: Failures) -> RewardFunction:
+    together: Callable[[Judge], Together] = Alone
+    if pool.setup.serves is Serves.BATCH:
+        together = partial(Batches, most=spec.max_batch, at_once=pool.at_once)
+    elif pool.setup.serves is Serves.GROUP:
+        together = Groups
+    return RewardFunction(pool, float(spec.timeout_seconds), failures=failures, together=together)
 
 
 def reward_pool(spec: RewardSpec, code_path: Path) -> WorkerPool:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from polyrl import wire
 from polyrl.sample import DiscardReason
+from polyrl_trainer.sample import ANSWER_HASH
 from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
+
+ANSWER: Final = "answer"
+"""A text, or None, among what the reward names: what the sample answers, for a vote among a prompt's samples."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,9 @@ Verdict = Reward | Unscored
 def read_reward(result: object, function: str = "the reward") -> Verdict:
     """A number or a dict with `reward`; anything else is REWARD_INVALID."""
     named = dict(result) if isinstance(result, Mapping) else {"reward": result}
+    if isinstance(answer := named.get(ANSWER, 0.0), str | None):
+        del named[ANSWER]
+        named |= {} if answer is None else {ANSWER_HASH: _number_of(answer)}
     if "reward" not in named:
         names = readable(str(sorted(map(str, named))), MAX_NAME_CHARS)
         return Unscored(DiscardReason.REWARD_INVALID, f"the dict has no `reward`, only {names}")
@@ -67,6 +76,12 @@ def read_rewards(results: object, n: int, *, function: str) -> list[Verdict]:
         detail = f"{function} must return a list with a result for each of its {n} samples, got {got}"
         return [Unscored(DiscardReason.REWARD_INVALID, detail)] * n
     return [read_reward(result, function) for result in each]
+
+
+def _number_of(answer: str) -> float:
+    """53 bits, which a float holds exactly."""
+    digest = hashlib.blake2b(answer.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return float(int.from_bytes(digest) >> 11)
 
 
 def _has_utf8(text: str) -> bool:

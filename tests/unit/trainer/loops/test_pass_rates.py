@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from polyrl.sample import Finish, Response, Scored
-from polyrl_trainer.loops.pass_rates import has_passed, pass_at, pass_rates
+from polyrl_trainer.loops.pass_rates import has_passed, majority_rates, pass_at, pass_rates
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def test_it_is_the_share_of_all_draws_of_k_that_hold_one_that_passed(passed):
 
 def test_which_k_are_measured():
     assert pass_rates([[True]]) == {}, "with one answer it is the mean"
-    assert pass_rates([[True, False], [False, False]]) == {"pass@1": 0.25, "pass@2": 0.5}
-    assert list(pass_rates([[True] * 6])) == ["pass@1", "pass@2", "pass@4", "pass@6"]
-    assert list(pass_rates([[True] * 8])) == ["pass@1", "pass@2", "pass@4", "pass@8"]
+    assert pass_rates([[True, False], [False, False]]) == {"pass@1": 0.25, "pass@2": 0.5, "avg@2": 0.25}
+    assert list(pass_rates([[True] * 6])) == ["pass@1", "pass@2", "pass@4", "pass@6", "avg@6"]
+    assert list(pass_rates([[True] * 8])) == ["pass@1", "pass@2", "pass@4", "pass@8", "avg@8"]
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,28 @@ def test_which_k_are_measured():
 def test_what_passes(reward, metrics, bar, passes):
     response = Response("1.0", b"", b"", b"", (), turn=0, finish=Finish.STOP)
     assert has_passed(Scored(1, 0, response, reward, metrics=metrics), bar) == passes
+
+
+A, B, C = 1.0, 2.0, 3.0
+WON, LOST = (True, A), (False, B)
+
+
+@pytest.mark.parametrize(
+    ("votes", "rates"),
+    [
+        pytest.param([[WON, LOST, WON, LOST]], {"maj@2": 1.0, "maj@4": 1.0}, id="of equally many the first counts"),
+        pytest.param([[LOST, WON, WON, WON]], {"maj@2": 0.5, "maj@4": 1.0}, id="each sample is in one vote"),
+        pytest.param([[WON, LOST, LOST]], {"maj@2": 1.0, "maj@3": 0.0}, id="what is left over votes with all alone"),
+        pytest.param([[(True, A), (False, B), (False, C), (True, A)]], {"maj@2": 0.5, "maj@4": 1.0}, id="a plurality"),
+        pytest.param([[(False, None), (False, None), WON]], {"maj@2": 0.0, "maj@3": 1.0}, id="without one: no vote"),
+        pytest.param([[WON, WON], [LOST, WON]], {"maj@2": 0.5}, id="the mean over prompts"),
+        pytest.param([[(True, None)] * 4], {}, id="a reward that names no answers"),
+        pytest.param([[WON]], {}, id="one sample"),
+    ],
+)
+def test_a_majority_by_hand(votes, rates):
+    assert majority_rates(votes) == rates
+
+
+def test_the_mean_is_the_share_that_passed():
+    assert pass_rates([[True, False, False], [True, True, False]])["avg@3"] == pytest.approx(0.5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyrl.sample import DiscardReason
-from polyrl_trainer.sample import Sample
+from polyrl_trainer.sample import ANSWER_HASH, Sample, shown_metrics
 from polyrl_trainer.testing.inline_calls import InlineCalls
 from polyrl_trainer.user_code.rewards import RewardFunction
 from polyrl_trainer.user_code.verdicts import Reward, Unscored, read_reward
@@ -78,3 +78,21 @@ async def test_what_user_code_names_is_cut_in_a_refusal() -> None:
     verdict, _ = await score(lambda sample: {"x" * 1_000_000: 1.0})
     assert isinstance(verdict, Unscored)
     assert len(verdict.detail) < 1000
+
+
+def test_equal_answers_are_equal_numbers_and_others_are_not() -> None:
+    def number(answer: object) -> float | None:
+        read = read_reward({"reward": 1, "answer": answer})
+        assert isinstance(read, Reward)
+        assert "answer" not in read.metrics
+        return read.metrics.get(ANSWER_HASH)
+
+    assert number("42") == number(" 42\n") != number("43")
+    assert number("\ud800") is not None
+    assert number(None) is None
+    read = read_reward({"reward": 1, "answer": 42})
+    assert isinstance(read, Reward)
+    assert shown_metrics(read.metrics) == {"answer": 42.0}, "a number is one of the reward's own"
+    read = read_reward({"reward": 1, "answer": "42", "length": 3})
+    assert isinstance(read, Reward)
+    assert shown_metrics(read.metrics) == {"length": 3.0}
