@@ -19,7 +19,7 @@ import msgspec
 TRAINED: Final = "trained.jsonl"
 """In the run's folder; a line a batch, each a list of `TrainedSample`."""
 
-LOSSES: Final = ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl", "reward/mean", "reward/std")
+LOSSES: Final = ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "rollout_corr/kl", "reward/mean", "reward/std")
 
 TOLERANCE: Final = 1e-4
 """Of a loss, relative: float32 sums over micro-batches in the order of arrival, through a few optimizer steps."""

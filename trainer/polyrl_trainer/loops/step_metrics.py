@@ -247,13 +247,16 @@ def separate_movement(learned: Mapping[str, float], first: Mapping[str, float]) 
     """The averages of a step, with the mismatch between engine and learner apart from how far the policy moved.
 
     Recomputed old logprobs tell the two apart by token. Without, the learner of the step's first mini-batch (`first`)
-    is the one that the engines have, so what is seen there is mismatch, and what is more on the whole step is movement:
-    k1 is linear in the logprobs. With maxStaleness above 0 the mismatch holds the versions between as well.
+    is the one that the engines have, so what is seen there is mismatch. What is more on the whole step is movement (k1
+    is linear in the logprobs) only as far as the other mini-batches' tokens mismatch as the first one's do: it is named
+    an estimate; with one mini-batch nothing has moved. With maxStaleness above 0 the mismatch holds the versions
+    between as well.
     """
     if "moved_k1" in learned or "mismatch_k1" not in first:
         return dict(learned)
     mismatch = {name: first[name] for name in ("mismatch_k1", "mismatch_k3")}
-    return {**learned, **mismatch, "moved_k1": learned["mismatch_k1"] - first["mismatch_k1"]}
+    moved = learned["mismatch_k1"] - first["mismatch_k1"]
+    return {**learned, **mismatch, "moved_k1_estimate" if moved else "moved_k1": moved}
 
 
 _ACTOR_NAMES = {
@@ -262,6 +265,7 @@ _ACTOR_NAMES = {
     "dual_clip_fraction": "actor/pg_clipfrac_lower",
     "entropy": "actor/entropy",
     "moved_k1": "actor/ppo_kl",
+    "moved_k1_estimate": "actor/ppo_kl_estimate",
     "mismatch_k1": "rollout_corr/kl",
     "mismatch_k3": "rollout_corr/k3_kl",
     "correction_weight": "rollout_corr/rollout_is_mean",

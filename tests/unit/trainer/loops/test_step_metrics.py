@@ -98,10 +98,14 @@ def test_a_penalty_for_length_is_a_number_only_where_the_algorithm_asks_for_one(
     assert "reward/overlong_penalty" not in learning_metrics([sample(1, 5)], learned, steps)
 
 
-def test_movement_is_what_the_step_shows_more_than_its_first_mini_batch() -> None:
+def test_movement_is_what_the_step_shows_more_than_its_first_mini_batch_and_called_an_estimate() -> None:
     learned = {"mismatch_k1": 0.5, "mismatch_k3": 0.4, "entropy": 1.0}
     separated = separate_movement(learned, {"mismatch_k1": 0.2, "mismatch_k3": 0.1})
-    assert separated == {"mismatch_k1": 0.2, "mismatch_k3": 0.1, "moved_k1": 0.3, "entropy": 1.0}
+    assert separated == {"mismatch_k1": 0.2, "mismatch_k3": 0.1, "moved_k1_estimate": 0.3, "entropy": 1.0}
+    steps, padded = [StepResult(1.0, 0.1)], {"padding_fraction": 0.0}
+    assert learning_metrics([sample(1, 5)], padded | separated, steps)["actor/ppo_kl_estimate"] == 0.3
+    one_mini_batch = separate_movement(learned, {"mismatch_k1": 0.5, "mismatch_k3": 0.4})
+    assert one_mini_batch == learned | {"moved_k1": 0.0}, "exactly: nothing has moved"
     recomputed = {**learned, "moved_k1": 0.7}
     assert separate_movement(recomputed, {"mismatch_k1": 0.2, "mismatch_k3": 0.1}) == recomputed
 
