@@ -60,3 +60,9 @@ def test_kept_are_whole_chains_newest_first_within_the_bytes() -> None:
         assert sum(sizes[version] for version in kept) <= max(most, sum(sizes[v] for v in chain_of(newest, bases)))
         wanted = [version for version in sorted(bases)[-keep:] if version not in kept]
         assert not wanted or sum(sizes[v] for v in kept | set(chain_of(max(wanted), bases))) > most
+
+
+def test_where_one_does_not_fit_nothing_older_is_kept() -> None:
+    bases, sizes = {0: None, 1: 0, 2: None, 3: 2}, {0: 100, 1: 5, 2: 100, 3: 5}
+    assert versions_kept(bases, sizes, keep=4, max_bytes=207) == {2, 3}
+    assert versions_kept(bases, sizes, keep=4, max_bytes=210) == {0, 1, 2, 3}

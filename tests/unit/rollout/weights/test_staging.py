@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from polyrl.errors import ProtocolError
 from polyrl.weights import VersionManifest, cut_chunks, missing_chunks, pieces, tensor_entry
+from polyrl.weights.deltas import encode_delta
 from polyrl_rollout.weights.staging import Partial, Staged, Staging
 
 CHUNK = 64
@@ -65,6 +68,40 @@ def test_two_files_serve_all_versions(staging: Staging) -> None:
         assert (staged.folder / "model.safetensors").read_bytes().endswith(b"".join(content(number)))
     assert len(inodes) == 2
     assert sorted(path.name for path in staging.root.iterdir()) == [".lock", "spare", "v000004"]
+
+
+def test_chunks_of_a_delta_say_nothing_of_where_tensors_lie(staging: Staging) -> None:
+    """Of the served version, and of the one whose file is used again."""
+    served = stage(staging, 0, content(0))
+    as_delta = msgspec.structs.replace(served.manifest, version=1, base=0, kind="delta", base_hash=b"x" * 16)
+    by_delta = replace(served, manifest=as_delta)
+    partial = staging.open(version(2, content(0)))
+    partial.reuse(by_delta)
+    assert partial.have == set()
+    partial.reuse(served)
+    assert partial.have == {chunk.hash for chunk in served.manifest.chunks}
+    partial.file.manifest = as_delta
+    staging.discard()
+    assert staging.open(version(3, content(0))).have == set()
+
+
+def test_a_delta_is_applied_to_its_base_alone(staging: Staging) -> None:
+    old, new = content(0), [*content(0)[:3], bytes([9]) * 300]
+    served = stage(staging, 4, old)
+    delta = b"".join(encode_delta(b"".join(old), b"".join(new)))
+    manifest = msgspec.structs.replace(version(5, new), base=4, kind="delta", base_hash=b"x" * 16)
+    for wrong in (
+        msgspec.structs.replace(manifest, base=3),
+        msgspec.structs.replace(manifest, tensors=version(5, [*old, b"more"]).tensors),
+    ):
+        with pytest.raises(ProtocolError, match="no delta on version 4"):
+            staging.copy_of(served).apply(wrong, memoryview(delta), map)
+    partial = staging.copy_of(served)
+    partial.apply(manifest, memoryview(delta), map)
+    partial.verify()
+    staged = staging.finish(partial)
+    assert (staged.folder / "model.safetensors").read_bytes().endswith(b"".join(new))
+    assert (served.folder / "model.safetensors").read_bytes().endswith(b"".join(old))
 
 
 def test_a_file_of_another_size_is_not_used_again(staging: Staging) -> None:

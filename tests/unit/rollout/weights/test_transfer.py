@@ -62,5 +62,5 @@ class Places:
 def test_no_chunk_is_lost_with_its_connection(fault: str, at: int) -> None:
     steps, places = ["goes on"] * at + [fault], Places()
     transfer = Transfer(WeightsRef(0), lambda _: Connection(steps), 1.0, 5.0, streams=1)  # type: ignore[arg-type, return-value]
-    transfer.chunks(list(CHUNKS), places)  # type: ignore[arg-type]
+    transfer.chunks(0, list(CHUNKS), places)  # type: ignore[arg-type]
     assert sorted(places.came) == [chunk.hash for chunk in CHUNKS]

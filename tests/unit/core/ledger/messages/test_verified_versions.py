@@ -202,6 +202,9 @@ def test_the_same_weights_may_be_published_again_in_another_form_under_their_num
         where = WeightsRef(1, "tcp://p", public_key="key", manifest_hash=digest, content=content)
         return sent(stage.trainer(PublishVersion.of(stage.request(), where)), Accepted | Declined)[0]
 
+    assert isinstance(publish_again(b"one", b""), Accepted)
+    assert isinstance(publish_again(b"other", b""), Declined)
+    stage = Stage()
     assert isinstance(publish_again(b"delta", b"these"), Accepted)
     assert isinstance(publish_again(b"anchor", b"these"), Accepted)
     assert stage.ledger.state.weights.manifest_hash == b"anchor"
