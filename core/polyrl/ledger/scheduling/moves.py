@@ -56,10 +56,22 @@ def _is_refused(transition: Transition, sample: SampleState) -> bool:
     state, config = transition.state, transition.config
     if len(sample.rejected_by) >= config.max_rejections:
         return True
-    if transition.now < sample.refused_at + config.refusal_deadline_s:
+    if transition.now < sample.refused_at + config.refusal_deadline_s and not _is_shown(transition, sample):
         return False
     newest, least = state.groups[sample.group].group.max_version, context_used(state, sample) + 1
     return not may_ever_serve(state, newest, least, sample.rejected_by)
+
+
+def _is_shown(transition: Transition, sample: SampleState) -> bool:
+    """Whether refusals speak of the sample before their deadline: as many came as believed of several engines, all that
+    gave them have given tokens to others since the first, so they work, and nothing else is left to generate: only
+    then does waiting for another engine keep anybody."""
+    state = transition.state
+    here = [state.engines[name] for name in sample.rejected_by if name in state.engines]
+    if sample.rejections < transition.config.max_rejections or not here:
+        return False
+    work = all(engine.token_at > sample.refused_at for engine in here)
+    return work and all(state.samples[other.sample].rejections for other in state.assignments.values())
 
 
 def already_over(transition: Transition, sample: SampleState) -> Finish | None:

@@ -19,7 +19,6 @@ The audit, and what a restart is compared with, get only what no power cut can t
 from __future__ import annotations
 
 from collections import Counter, deque
-from math import inf
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -123,8 +122,9 @@ class Watcher:
         self._tokens_in = 0
         self._assignments: dict[int, tuple[str, str, int]] = {}
         """Engine, sample and attempt of each that an engine got."""
-        self._refusals: dict[str, dict[str, float]] = {}
-        """Per sample: engines that called it impossible, and when each did first."""
+        self._refusals: dict[str, list[tuple[float, str]]] = {}
+        """Per sample: when it was called impossible, and by which engine."""
+        self._token_at: dict[str, float] = {}
         self._rejections: set[tuple[int, DiscardReason]] = set()
         """Groups, and the trainer's reasons to reject a sample of theirs."""
         self._rewards: dict[str, float] = {}
@@ -167,8 +167,9 @@ class Watcher:
             raise Violation(now, "simulation", "an engine says WeightsLoaded before it verified")
         if isinstance(message, HandBack) and message.reason == HandBackReason.REJECTED:
             refused = self._ledger.state.assignments.get(message.assignment)
-            self._refusals.setdefault(refused.sample if refused else "", {}).setdefault(engine, now)
+            self._refusals.setdefault(refused.sample if refused else "", []).append((now, engine))
         if isinstance(message, Deltas) and engine in self._ledger.state.engines:
+            self._token_at[engine] = now if message.ids else self._token_at.get(engine, -1.0)
             return len(message.ids) // 4
         return 0
 
@@ -322,9 +323,11 @@ class Watcher:
             case DiscardReason.STALE:
                 return self.published > group.max_version
             case DiscardReason.ENGINE_REJECTED:
-                refusals, config = self._refusals.get(event.culprit, {}), self._ledger.state.config
-                waited = now - min(refusals.values(), default=inf)
-                return len(refusals) >= config.max_rejections or waited >= config.refusal_deadline_s
+                refusals, state = self._refusals.get(event.culprit, []), self._ledger.state
+                first, engines = min(refusals)[0], {engine for _, engine in refusals}
+                shown = all(self._token_at.get(one, -1.0) > first for one in engines & state.engines.keys())
+                often = len(refusals if shown else engines) >= state.config.max_rejections
+                return often or now - first >= state.config.refusal_deadline_s
             case DiscardReason.PROMPT_TOO_LONG:
                 return len(group.prompt_ids) // 4 >= min(self._contexts.values())
             case DiscardReason.REWARD_TIMED_OUT:

@@ -160,6 +160,61 @@ def test_the_only_engine_is_believed_at_the_deadline() -> None:
     assert stage.ledger.status(0.0).samples.discarded == {"engineRejected": 1, "groupIncomplete": 1}
 
 
+def refusing_one(stage: Stage, seconds: float) -> list[GroupDropped]:
+    """Engine `a` refuses sample 0.0 and gives all others a token in each tenth of a second; what was dropped."""
+    dropped = list[GroupDropped]()
+    for _ in range(round(seconds / 0.1)):
+        for number in tuple(stage.ledger.state.engines["a"].running):
+            if stage.ledger.state.assignments[number].sample == "0.0":
+                dropped += sent(stage.agent("a", HandBack(number, "rejected", detail="too long")), GroupDropped)
+            else:
+                stage.tokens("a", number, [5])
+        stage.agent("a", Heartbeat(0, 0, kv_free_tokens=100_000))
+        stage.pass_time(0.1)
+    return dropped
+
+
+def test_the_only_engine_is_believed_once_it_has_given_tokens_since_and_nothing_else_is_left() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=2)
+    stage.submit(2)
+    assert not refusing_one(stage, 8.0), "while the other sample generates nobody waits for it"
+    (other,) = stage.ledger.state.engines["a"].running
+    stage.tokens("a", other, [6], finish="stop")
+    dropped = refusing_one(stage, stage.ledger.state.config.suspect_max_s)
+    assert [one.reason for one in dropped] == [DiscardReason.ENGINE_REJECTED]
+    assert "(a): too long" in dropped[0].detail
+
+
+def test_the_only_engine_is_believed_after_as_many_refusals_as_several_would_be() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=2)
+    stage.submit(2, max_new_tokens=5)
+    (dropped,) = refusing_one(stage, 10.0)
+    assert dropped.detail.startswith("engines refused it 3 times (a)")
+
+
+def test_tokens_from_before_a_refusal_do_not_show_that_the_engine_still_works() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=2)
+    stage.submit(2)
+    running = {
+        stage.ledger.state.assignments[number].sample: number for number in stage.ledger.state.engines["a"].running
+    }
+    stage.tokens("a", running["1.0"], [5, 6], finish="stop")
+    stage.pass_time(0.1)
+    assert not refusing_one(stage, 2 * stage.ledger.state.config.suspect_max_s)
+
+
+def test_an_engine_that_may_still_take_it_is_waited_for() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=2)
+    stage.submit(2)
+    refusing_one(stage, 8.0)
+    stage.engine("b", max_running=1)
+    assert stage.placed()["b"]
+
+
 def test_one_engine_that_refuses_one_sample_only_is_not_asked_for_it_without_a_pause() -> None:
     """Its pause for refusals ends with each token that it gives for another one."""
     stage = Stage()
