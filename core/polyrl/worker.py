@@ -30,8 +30,8 @@ EVERYWHERE: Final = "*"
 MANAGER_GRACE_S: Final = 3.0
 """The manager holds nothing that outlives its run; it only says goodbye."""
 
-TRAINER_GRACE_S: Final = 20.0
-"""Room for the optimizer step under way and a checkpoint of a small model; without it the last steps are lost."""
+TRAINER_END_S: Final = 5
+"""Of a trainer's grace, for what follows its last checkpoint: goodbye to the manager, and sinks."""
 
 POD_MAX_MANAGER_OUTAGE_S: Final = 1800.0
 """How long a trainer's pod bears the manager's absence: an autoscaler takes up to 900 s for a node, perhaps twice."""
@@ -226,6 +226,7 @@ def _manager(place: RunLocation) -> Worker:
 def _trainer(spec: JobSpec, place: RunLocation, *, managed: bool) -> Worker:
     argv = _module(place, "polyrl_trainer", "trainer", endpoints_flag="--manager-endpoints" if managed else None)
     argv += ("--manifest-dir", place.manifest_dir, "--run", place.run)
+    argv += ("--grace", str(spec.trainer.grace_seconds - TRAINER_END_S))
     if place.resume is not None:
         argv += ("--resume", place.resume)
     if place.pods is not None:
@@ -237,7 +238,7 @@ def _trainer(spec: JobSpec, place: RunLocation, *, managed: bool) -> Worker:
         argv=argv,
         env=_threads(_trainer_threads(spec, place)) | user_env(spec),
         inherits=user_inherits(spec),
-        grace_s=TRAINER_GRACE_S,
+        grace_s=float(spec.trainer.grace_seconds),
     )
 
 

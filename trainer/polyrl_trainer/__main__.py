@@ -37,6 +37,7 @@ def main(  # noqa: PLR0913 - one argument per flag
     weights_port: Annotated[int, typer.Option(help="Where agents get weights; 0: the system chooses.")] = 0,
     advertise: Annotated[str, typer.Option(help="Host that agents on other machines reach this one by.")] = "",
     max_manager_outage: Annotated[float, typer.Option(help="Seconds without manager.")] = MAX_MANAGER_OUTAGE_S,
+    grace: Annotated[float, typer.Option(help="Seconds to finish a step and save in, once asked to stop.")] = 15.0,
     hand_over: Annotated[bool, typer.Option("--hand-over", help="Leave a run open that another goes on with.")] = False,
 ) -> None:
     """Learn until the recipe is done."""
@@ -62,6 +63,7 @@ def main(  # noqa: PLR0913 - one argument per flag
         weights_port=weights_port,
         advertise=advertise,
         max_manager_outage_s=max_manager_outage,
+        grace_s=grace,
         hand_over=hand_over,
     )
     code = 0

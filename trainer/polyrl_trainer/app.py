@@ -57,8 +57,6 @@ from polyrl_trainer.weights.publisher import WeightPublisher
 
 log = structlog.get_logger()
 
-STOP_DEADLINE_S: Final = 15.0
-"""From being asked to stop to the end, saving included; a runner kills after 20 s."""
 FINISH_DEADLINE_S: Final = 5.0
 """Longest wait for the manager to take the end of a failed run; it may be what failed."""
 KEPT_VERSIONS: Final = 2
@@ -92,6 +90,8 @@ class Arguments:
     weights_port: int
     advertise: str
     max_manager_outage_s: float
+    grace_s: float
+    """From being asked to stop to the end, saving included."""
     hand_over: bool
     """Whoever stops this process starts another one."""
 
@@ -122,7 +122,7 @@ async def _run_prepared(
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, session.stop.set)
+        loop.add_signal_handler(number, session.ask_to_stop)
     log.info("trainer starts", seed=session.state.seed, stage=session.state.stage.value, step=session.state.step)
     stages = Stages(
         job.spec.recipe,
@@ -164,6 +164,7 @@ def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tu
         checkpoint_every_steps=recipe.checkpoint.every_steps,
         samples=sample_log.SampleLog(arguments.run, recipe.logging.samples, recipe.seed),
         max_manager_outage_s=arguments.max_manager_outage_s,
+        grace_s=arguments.grace_s,
     )
     return session, resumed_from
 
@@ -201,7 +202,7 @@ async def _run_stages(
             return False
         # Whoever kills this process from now on takes nothing away: the run has ended well.
         write_result(arguments.run, session.state, "done" if done else "stopped")
-        await client.finish(True, "done" if done else "stopped on request, after a checkpoint")
+        await client.finish(True, "done" if done else f"stopped on request: {session.what_is_saved()}")
         return done
 
 
@@ -218,7 +219,7 @@ async def _until_left(
     except PolyRLError as error:
         if not (arguments.hand_over and session.stop.is_set()):
             raise
-        log.warning("left without a last checkpoint", reason=str(error))
+        log.warning("left without a last checkpoint", reason=str(error), saved=session.what_is_saved())
         return False
 
 
@@ -314,8 +315,8 @@ async def _rollout_side(
 async def _stop_in_time(session: Session) -> None:
     """Fails the run when it was asked to stop and cannot."""
     await session.stop.wait()
-    await asyncio.sleep(STOP_DEADLINE_S)
-    raise RunFailed(f"asked to stop, and did not within {STOP_DEADLINE_S:g} s; the newest checkpoint on disk is whole")
+    await asyncio.sleep(session.grace_s)
+    raise RunFailed(f"asked to stop, and did not within {session.grace_s:g} s; {session.what_is_saved()}")
 
 
 def _is_temporary(error: Exception) -> bool:

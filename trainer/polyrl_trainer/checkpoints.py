@@ -37,6 +37,8 @@ UNFINISHED_PREFIX: Final = ".unfinished-"
 CompleteModel = Callable[[Path, TrainerState], None]
 """Writes into a model's folder what others need beside the weights."""
 
+SAVE_SLACK: Final = 1.25
+"""A save may take so many times what the last one took."""
 WRITER: Final = ".trainer"
 """Beside the folder."""
 WRITER_BYTES: Final = 8
@@ -147,6 +149,13 @@ def _refuse_links(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         if path.is_symlink():
             raise InvalidData(f"{path}: is a link; a checkpoint holds files alone, so put there what it points to")
+
+
+def why_not_begun(left_s: float | None, save_s: float | None) -> str:
+    """Of a save, with so much time left (None: any) and a last one that took so long (None: unknown); empty: it is."""
+    if left_s is None or save_s is None or SAVE_SLACK * save_s <= left_s:
+        return ""
+    return f"a save takes {save_s:.1f} s, and {max(0.0, left_s):.1f} s were left"
 
 
 def checkpoint_name(stage: TrainingStage, step: int) -> str:

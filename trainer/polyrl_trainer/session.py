@@ -18,7 +18,7 @@ from polyrl.sample import Purpose, Scored
 from polyrl.sample_record import SampleRecord, to_report
 from polyrl.wire import EngineMeasure
 from polyrl_trainer.backend import TrainingBackend
-from polyrl_trainer.checkpoints import Checkpoints, replace_file
+from polyrl_trainer.checkpoints import Checkpoints, checkpoint_name, replace_file, why_not_begun
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.metrics import MetricsLogger
 from polyrl_trainer.rollouts import Rollouts
@@ -52,6 +52,14 @@ class Session:
     """Saved beside the policy while one learns."""
     max_manager_outage_s: float = 0.0
     """How long capacity may be away; loops wait for samples at least so long."""
+    grace_s: float = 15.0
+    """From being asked to stop to the end."""
+    leave_by: float | None = None
+    """On the event loop's clock; None: nobody has asked to stop."""
+    save_s: float | None = None
+    """What the last save took; None before the first."""
+    skipped: str = ""
+    """Why the last save was not begun."""
     status_values: dict[str, float] = field(default_factory=dict)
     """What status shows until there is something newer, named as in `StepValue`."""
     sequence_tokens_per_s: float | None = None
@@ -110,8 +118,35 @@ class Session:
         if self.samples is not None:
             self.samples.close()
 
+    def ask_to_stop(self) -> None:
+        """The grace begins, once."""
+        if self.leave_by is None:
+            self.leave_by = asyncio.get_running_loop().time() + self.grace_s
+            log.info("asked to stop", grace=self.grace_s, save=self.save_s)
+        self.stop.set()
+
+    def what_is_saved(self) -> str:
+        """The end of a sentence, for whoever asked to stop."""
+        newest = self.checkpoints.newest()
+        if newest is None:
+            return "nothing is saved"
+        now = checkpoint_name(self.state.stage, self.state.step)
+        rest = "" if newest.name >= now else f", and nothing after it up to {now}"
+        return f"{newest.name} is saved{rest}{f': {self.skipped}' if self.skipped else ''}"
+
     async def save(self, backend: TrainingBackend) -> None:
-        """A checkpoint of the state as it is now, while the event loop lives on."""
+        """A checkpoint of the state as it is now, while the event loop lives on; none where it would not be over in
+        time, and there is an older one."""
+        began = asyncio.get_running_loop().time()
+        left_s = None if self.leave_by is None or self.state.stage_done else self.leave_by - began
+        self.skipped = why_not_begun(left_s, self.save_s)
+        if self.skipped:
+            log.warning("checkpoint not begun", reason=self.skipped, step=self.state.step)
+            return
+        await self._save(backend)
+        self.save_s = asyncio.get_running_loop().time() - began
+
+    async def _save(self, backend: TrainingBackend) -> None:
         if self.rollouts is not None:
             self.state.acknowledged = list(self.rollouts.acknowledged)
         path = await asyncio.to_thread(self.checkpoints.save, self.state.copy(), backend, self.critic)

@@ -46,6 +46,10 @@ class TrainerSpec(ManifestModel):
     reserved_mem_fraction: Annotated[float, Field(ge=0.01, le=0.98)] | None = None
     """`rollout.engine.memFraction` of the reserved engine, which leaves the rest of its GPU to the learner; default:
     that of rollouts. Immutable unless suspended."""
+    grace_seconds: Annotated[int, Field(ge=10, le=3600)] = 20
+    """From being asked to end (SIGTERM) to being killed. Within it, but for 5 s, the trainer finishes its step and
+    saves; a save that would not be over by then, as long as the last one took, is not begun. Immutable unless
+    suspended."""
     capacity: Annotated[TrainerCapacity, BY_VALUE, CLUSTER_ONLY] = TrainerCapacity.ON_DEMAND
     """OnDemand keeps the trainer off spot machines by the affinity of `rollout.capacity.preset`."""
     template: Annotated[PodTemplate, CLUSTER_ONLY] | None = None

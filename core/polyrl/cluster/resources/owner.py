@@ -95,6 +95,11 @@ def template_hash(owner: Owner, role: Role) -> str:
     return hash_of(_written(owner.job.spec, role))
 
 
+TRAINER_SHAPE: Final = (
+    *("template", "replicas", "processesPerPod", "capacity", "reservedEngine", "reservedMemFraction", "graceSeconds"),
+)
+
+
 def _written(spec: JobSpec, role: Role) -> dict[str, Any]:
     """Defaults are left out: a field that a later version adds changes nothing for those who never set it."""
     wrote = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -108,8 +113,7 @@ def _written(spec: JobSpec, role: Role) -> dict[str, Any]:
             return some(manager, "template", "port") | {"preset": preset}
         case Role.TRAINER | Role.RESERVED:
             beside = engine if spec.trainer.reserved_engine else {"preset": preset}
-            shape = ("template", "replicas", "processesPerPod", "capacity", "reservedEngine", "reservedMemFraction")
-            return beside | some(trainer, *shape) | some(wrote, "recipe")
+            return beside | some(trainer, *TRAINER_SHAPE) | some(wrote, "recipe")
 
 
 def some(part: dict[str, Any], *keys: str) -> dict[str, Any]:

@@ -40,6 +40,7 @@ TRANSITIONS: Final[tuple[TransitionRule, ...]] = (
     _fixed_while_running("trainer.processesPerPod"),
     _fixed_while_running("trainer.capacity"),
     _fixed_while_running("trainer.reservedEngine"),
+    _fixed_while_running("trainer.graceSeconds"),
     TransitionRule(
         "reservedMemFraction-fixed-while-running",
         "trainer.reservedMemFraction",

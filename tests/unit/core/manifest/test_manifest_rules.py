@@ -245,6 +245,7 @@ TRANSITION_TABLE = [
     ("processesPerPod-fixed-while-running", BEFORE, changed("trainer.processesPerPod", 2), False),
     ("capacity-fixed-while-running", BEFORE, changed("trainer.capacity", "Any"), False),
     ("reservedEngine-fixed-while-running", BEFORE, changed("trainer.reservedEngine", False), False),
+    ("graceSeconds-fixed-while-running", BEFORE, changed("trainer.graceSeconds", 60), False),
     ("reservedMemFraction-fixed-while-running", BEFORE, changed("trainer.reservedMemFraction", 0.2), False),
     ("deadline-only-shrinks", BEFORE, LIMITED, True),
     ("deadline-only-shrinks", LIMITED, changed("activeDeadlineSeconds", 30), True),

@@ -225,6 +225,13 @@ def test_autoscalers_may_take_rollouts_and_nothing_else() -> None:
     ] * 2
 
 
+def test_the_trainer_has_its_grace_and_knows_it() -> None:
+    spec = trainer_job(owner(trainer={"graceSeconds": 90}))["spec"]["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 100, "and room for its engines to end"
+    command = spec["containers"][0]["command"]
+    assert command[command.index("--grace") + 1] == "85"
+
+
 def test_the_trainers_ends() -> None:
     user_rule = {"action": "Count", "onExitCodes": {"operator": "In", "values": [1]}}
     spec = trainer_job(owner(backoffLimit=5, failurePolicy={"rules": [user_rule]}))["spec"]
@@ -458,6 +465,7 @@ def test_what_makes_no_other_pods_leaves_their_hash(change: dict[str, Any]) -> N
         ),
         pytest.param({"trainer": {"template": template()}}, {Role.TRAINER, Role.RESERVED}, id="the trainer's template"),
         pytest.param({"trainer": {"processesPerPod": 2}}, {Role.TRAINER, Role.RESERVED}, id="the trainer's processes"),
+        pytest.param({"trainer": {"graceSeconds": 60}}, {Role.TRAINER, Role.RESERVED}, id="its grace"),
         pytest.param({"trainer": {"reservedMemFraction": 0.2}}, {Role.TRAINER, Role.RESERVED}, id="its engine's share"),
         pytest.param({"manager": {"template": template()}}, {Role.MANAGER}, id="the manager's template"),
         pytest.param({"recipe": {"seed": 2}}, {Role.TRAINER, Role.RESERVED}, id="the recipe"),
