@@ -37,3 +37,13 @@ variables.security.all(l, l.all(s, !(has(s.privileged) && s.privileged)
 && variables.templates.all(t, !has(t.metadata) || !has(t.metadata.annotations)
 || t.metadata.annotations.all(k, !k.startsWith('container.apparmor.security.beta.kubernetes.io/')))
 {{- end -}}
+
+{{/* What Pod Security's restricted asks to be there, of the pod or of each container. */}}
+{{- define "polyrl.restrictedRule" -}}
+variables.pods.all(p, ((has(p.containers) ? p.containers : []) + (has(p.initContainers) ? p.initContainers : [])).all(c,
+has(c.securityContext) && has(c.securityContext.allowPrivilegeEscalation) && !c.securityContext.allowPrivilegeEscalation
+&& has(c.securityContext.capabilities) && has(c.securityContext.capabilities.drop) && 'ALL' in c.securityContext.capabilities.drop
+{{- range $field := list "runAsNonRoot" "seccompProfile" }}
+&& (has(c.securityContext.{{ $field }}) || (has(p.securityContext) && has(p.securityContext.{{ $field }})))
+{{- end }}))
+{{- end -}}

@@ -7,11 +7,12 @@ rest unseen, and the operator's dry run gives the API server's own verdict on th
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from polyrl.manifest.base import BY_VALUE, ManifestModel, Name, PathText
+from polyrl.manifest.parts.pod_shape import check_pod_shape, without_nulls
 
 
 class Container(ManifestModel):
@@ -43,6 +44,16 @@ class PodTemplate(ManifestModel):
     """The pod. The operator adds what it needs and what `capacity` asks for; of environment, mounts, resources,
     tolerations and securityContext both are kept, and where they clash, what is written here wins. Its own are command,
     restartPolicy, grace period and selecting labels."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return without_nulls(given)
+
+    @model_validator(mode="after")
+    def _has_its_shape(self) -> Self:
+        check_pod_shape(self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True))
+        return self
 
 
 Quantity = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")]

@@ -63,6 +63,17 @@ def security(**fields: Any) -> Damage:
     return lambda pod: pod["spec"]["containers"][0]["securityContext"].update(fields)
 
 
+def without(*fields: str) -> Damage:
+    """Neither the pod nor its containers say so."""
+
+    def strip(pod: Object) -> None:
+        for part in (pod["spec"], *pod["spec"]["containers"], *pod["spec"].get("initContainers", [])):
+            for field in fields:
+                part.get("securityContext", {}).pop(field, None)
+
+    return strip
+
+
 def volume(**source: Any) -> Damage:
     return lambda pod: pod["spec"]["volumes"].append({"name": "extra", **source})
 
@@ -81,6 +92,10 @@ NOT_CHOSEN: list[Any] = [
     pytest.param(security(allowPrivilegeEscalation=True), LOOSE, id="escalation"),
     pytest.param(security(capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]}), LOOSE, id="capability"),
     pytest.param(security(runAsUser=0), LOOSE, id="root"),
+    pytest.param(without("runAsNonRoot"), LOOSE, id="maybe-root"),
+    pytest.param(without("seccompProfile"), LOOSE, id="no-seccomp"),
+    pytest.param(without("allowPrivilegeEscalation"), LOOSE, id="escalation-by-default"),
+    pytest.param(without("capabilities"), LOOSE, id="capabilities-by-default"),
     pytest.param(volume(hostPath={"path": "/"}), VOLUMES, id="host-path"),
     pytest.param(volume(nfs={"server": "10.0.0.1", "path": "/"}), VOLUMES, id="nfs"),
 ]
@@ -210,6 +225,7 @@ SELECTORS: list[Any] = [
         "Service", lambda one: one.update(spec={"type": "ExternalName", "externalName": "example.org"}), id="name"
     ),
     pytest.param("Service", lambda one: one["spec"].update(type="NodePort", clusterIP=""), id="service-to-the-outside"),
+    pytest.param("Service", lambda one: one["spec"].update(externalIPs=["8.8.8.8"]), id="service-at-anothers-address"),
     pytest.param("NetworkPolicy", lambda one: one["spec"].update(podSelector={}), id="network-policy"),
     pytest.param("PodDisruptionBudget", lambda one: one["spec"].update(selector={}), id="budget"),
 ]
@@ -221,6 +237,13 @@ def test_pods_of_others_are_not_selected(guarded: Any, kind: str, damage: Damage
     status, message = guarded.create(damaged(child, damage))
     assert status == 422
     assert "may select pods of jobs only" in message
+
+
+def test_no_account_gets_a_clouds_role(guarded: Any) -> None:
+    account = next(one for one in children(UNCHOSEN) if one["kind"] == "ServiceAccount")
+    account["metadata"].setdefault("annotations", {})["eks.amazonaws.com/role-arn"] = "arn:aws:iam::1:role/admin"
+    status, message = guarded.create(account)
+    assert (status, "no annotations but its own" in message) == (422, True)
 
 
 @pytest.mark.parametrize("kind", ["kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"])

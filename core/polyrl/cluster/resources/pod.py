@@ -252,7 +252,6 @@ def whole_cpus(resources: Fields) -> int:
 def _cores(amount: str) -> int:
     """Whole cores in a quantity such as 2, 1.5 or 500m; 1 for an invalid one, which the API server will refuse."""
     try:
-        cores = float(amount[:-1]) / 1000 if amount.endswith("m") else float(amount)
-    except ValueError:
+        return max(1, math.ceil(float(amount[:-1]) / 1000 if amount.endswith("m") else float(amount)))
+    except (ValueError, OverflowError):  # no number, none that is one, infinitely many
         return 1
-    return max(1, math.ceil(cores))
