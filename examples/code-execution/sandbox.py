@@ -33,20 +33,23 @@ class ProgramRun:
 
 def run(program, cpu_seconds=1, memory_mb=256, wall_seconds=4.0):
     """Runs `program` to its end or to a limit. Raises SandboxUnavailable."""
-    with tempfile.TemporaryDirectory(prefix="program-") as folder, tempfile.TemporaryFile() as output:
-        # Output goes to a file, whose size is a limit of the process: a pipe would be this process's memory.
+    # Files without names: nothing is left of them, however this process or that one ends. Output goes to one too, since
+    # its size is a limit of the process: a pipe would be this process's memory.
+    with tempfile.TemporaryFile() as scratch, tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [sys.executable, "-I", str(CONFINED), folder, str(cpu_seconds), str(memory_mb)],
+            [sys.executable, "-BEs", str(CONFINED), str(cpu_seconds), str(memory_mb), str(scratch.fileno())],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.PIPE,
-            env={"PYTHONDONTWRITEBYTECODE": "1"},  # nothing of the trainer's environment
+            pass_fds=[scratch.fileno()],
+            env={},  # nothing of the trainer's
+            cwd="/",
             start_new_session=True,
         )
         try:
             await_ready(process)
-            process.communicate(program.encode(), timeout=wall_seconds)
-            timed_out = process.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+            process.communicate(program.encode(errors="surrogatepass"), timeout=wall_seconds)
+            timed_out = process.returncode == -signal.SIGKILL
         except subprocess.TimeoutExpired:
             timed_out = True
         finally:
