@@ -50,6 +50,8 @@ CHECK_S: Final = 0.5
 """Between checks of what is overdue."""
 PAUSE_S: Final = 0.1
 """Longer between two pieces: nobody asked."""
+PIECE_BYTES: Final = 16 << 10
+"""Smaller ones are manifests and ends of chunks, between which receivers think: they say nothing of a network."""
 THREADS: Final = 4
 """A core seals and sends some 3 GB/s; they sleep where nobody asks."""
 READ_BYTES: Final = 4096
@@ -252,6 +254,8 @@ class _ServingThread(threading.Thread):
         self._select(peer, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def _count(self, sent: int, now: float) -> None:
+        if sent < PIECE_BYTES:
+            return
         if now - self._sent_at < PAUSE_S:
             self.sent += sent
             self.busy_s += now - self._sent_at

@@ -194,3 +194,11 @@ def test_who_makes_way_for_a_new_connection(
         assert len(gone) <= CONNECTIONS // 16
         for peer in tuple(thread._peers):
             thread._end(peer)
+
+
+def test_bandwidth_is_that_of_bulk_while_it_flows(thread: _ServingThread) -> None:
+    now = 100.0
+    for sent, after in [(1 << 20, 0.0), (1 << 20, 0.01), (1 << 20, 0.01), (200, 0.05), (300, 0.05), (1 << 20, 9.0)]:
+        now += after
+        thread._count(sent, now)
+    assert (thread.sent, thread.busy_s) == (2 << 20, pytest.approx(0.02))
