@@ -1,13 +1,16 @@
-"""What security costs a manager, check by check: with it and without it in turns of milliseconds, in one process.
+"""What security costs: with it and without it in turns, by CPU seconds. One command for all of it.
 
     .venv/bin/python benchmarks/security/cost.py --rounds 150
 
-Turns are shorter than what neighbours of a shared core come and go by, so both meet the same neighbours. What is left
-out in a turn is replaced here; the manager has no such switch. CPU seconds of this process; prints as the last line one
-JSON object of ratios, with / without, each the median of the rounds with the quartiles beside it:
+Turns are shorter than what neighbours of a shared core come and go by, so both meet the same neighbours, and each comes
+first as often as the other. What is left out in a turn is replaced here; no program has such a switch. Prints as the
+last line one JSON object of ratios, with / without, each the median of the rounds with the quartiles beside it:
 
-    tokens      a frame of 160 tokens, decoded, decided and applied by session and ledger, without socket and journal:
-                ids and logprobs that no model can have sampled are looked for
+    tokens      CPU of a whole manager under load (`running_manager`), where the checks are not left out but timed: ids
+                and logprobs that no model can have sampled, and messages without an end, are looked for
+    manager, agent, operator      the CPU of a start (`start_ups`)
+    frame       of the first its part alone: a frame of 160 tokens, decoded, decided and applied by session and ledger,
+                without socket and journal
     handshake   a connection with CURVE on both sides, its greeting and its answer: the proof of the engine's name
     receipt     a tensor of 16 MiB cut into chunks and hashed, as a publisher does: the receipt that shows a pull
 """
@@ -31,9 +34,11 @@ import zmq
 import zmq.asyncio
 
 ROOT: Final = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path[:0] = [str(ROOT / "benchmarks"), str(Path(__file__).parent)]
 
 from ledger_rows import fleet, place  # noqa: E402
+from running_manager import cpu_ratios  # noqa: E402
+from start_ups import ROLES, start  # noqa: E402
 
 from polyrl import weights  # noqa: E402
 from polyrl.keys import AgentKeys  # noqa: E402
@@ -42,9 +47,11 @@ from polyrl.ledger.messages import deltas  # noqa: E402
 from polyrl.sample import Pool  # noqa: E402
 from polyrl.wire import Assign, Deltas, Fenced, Hello, decode_from_agent, decode_to_agent, encode, pack_rows  # noqa: E402
 from polyrl.wire.engine_identity import agent_keys_of, identity_of  # noqa: E402
+from polyrl.wire.unfinished import UnfinishedMessages  # noqa: E402
 from polyrl_operator.secret import make_run_keys  # noqa: E402
 from polyrl_rollout.manager.journal import RevokedNames  # noqa: E402
 from polyrl_rollout.manager.peers import router, sessions  # noqa: E402
+from polyrl_rollout.manager.peers.connections import AgentConnections  # noqa: E402
 
 ENGINES: Final = 8
 SAMPLES: Final = 128
@@ -57,6 +64,8 @@ FRAMES: Final = 256
 HANDSHAKES: Final = 4
 """In one turn."""
 DEADLINE_S: Final = 10.0
+CHECKS: Final = ((deltas, "can_be_sampled"), (AgentConnections, "check"), (UnfinishedMessages, "handed_over"))
+"""Of what agents send; their names are proven as they connect."""
 TENSOR: Final = os.urandom(16 << 20)
 
 
@@ -200,9 +209,21 @@ async def ratios(
                     spent[False] += await turn()
         found.append(spent[True] / spent[False])
         seconds += spent[True]
+    return summary(found) | {"millisecondsOfATurn": round(1000 * seconds / rounds / 2, 4)}
+
+
+def start_ratios(role: str, rounds: int) -> list[float]:
+    found = []
+    for number in range(rounds):
+        first = bool(number % 2)
+        spent = {secure: start(role, secure=secure) for secure in (first, not first)}
+        found.append(spent[True] / spent[False])
+    return found
+
+
+def summary(found: list[float]) -> dict[str, float | int]:
     low, middle, high = statistics.quantiles(found, n=4)
-    named = {"ratio": middle, "low": low, "high": high, "millisecondsOfATurn": 1000 * seconds / rounds / 2}
-    return {name: round(value, 4) for name, value in named.items()} | {"rounds": rounds}
+    return {"ratio": round(middle, 4), "low": round(low, 4), "high": round(high, 4), "rounds": len(found)}
 
 
 async def measure(rounds: int) -> dict[str, Any]:
@@ -216,9 +237,11 @@ async def measure(rounds: int) -> dict[str, Any]:
 
     try:
         return {
-            "tokens": await ratios(rounds, of_tokens, without_checks_of_tokens),
+            "tokens": summary(await cpu_ratios(rounds, CHECKS)),
+            "frame": await ratios(rounds, of_tokens, without_checks_of_tokens),
             "handshake": await ratios(rounds, door.turn, without_proofs),
             "receipt": await ratios(max(2, rounds // 15), of_publishing, without_receipts),
+            **{role: summary(start_ratios(role, max(2, rounds // 10))) for role in ROLES},
         }
     finally:
         door.close()

@@ -14,9 +14,9 @@ LOGPROB_SLACK: Final = 1e-3
 
 _ID: Final = np.dtype("<u4")
 _LOGPROB: Final = np.dtype("<f4")
-_MINUS_INF: Final = np.array(-inf, _LOGPROB).tobytes()
-_largest: Final = np.maximum.reduce
-_smallest: Final = np.minimum.reduce
+_PATTERN: Final = np.dtype("<i4")
+_MINUS_INF: Final = -(1 << 23)
+"""Minus infinity's bits as an integer: those of all finite numbers below 0 are less, and of nothing else."""
 
 
 def can_be_sampled(ids: bytes, logprobs: bytes, vocabulary: int) -> bool:
@@ -24,8 +24,13 @@ def can_be_sampled(ids: bytes, logprobs: bytes, vocabulary: int) -> bool:
     most 0."""
     if not ids:
         return True
-    if vocabulary and int(_largest(np.frombuffer(ids, _ID))) >= vocabulary:
+    # Of short rows the place of the largest is found in a third of the time that the largest itself takes.
+    numbers = np.frombuffer(ids, _ID)
+    if vocabulary and numbers.item(numbers.argmax()) >= vocabulary:
         return False
+    patterns = np.frombuffer(logprobs, _PATTERN)
+    if patterns.item(patterns.argmax()) < _MINUS_INF:
+        return True
     values = np.frombuffer(logprobs, _LOGPROB)
-    # A NaN is the largest of all, and compares as false. Bytes are searched faster than numbers are compared.
-    return bool(_largest(values) <= LOGPROB_SLACK) and (_MINUS_INF not in logprobs or bool(_smallest(values) > -inf))
+    # A NaN is the largest and the smallest of all, and compares as false.
+    return bool(values.item(values.argmax()) <= LOGPROB_SLACK and values.item(values.argmin()) > -inf)

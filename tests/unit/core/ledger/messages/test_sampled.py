@@ -37,6 +37,10 @@ CASES = {
         [1.4e-45, float(np.array([0xBF00FF80], "<u4").view("<f4")[0])],
         True,
     ),
+    "certain": ([5, 6], [0.0, -0.0], True),
+    "certain, behind minus infinity": ([5, 6], [-inf, 0.0], False),
+    "NaN with a sign": ([5], [float(np.array([0xFFC00000], "<u4").view("<f4")[0])], False),
+    "the least number": ([5], [float(np.finfo("<f4").min)], True),
     "infinite": ([5], [inf], False),
     "more than certain": ([5], [0.5], False),
 }
