@@ -12,6 +12,7 @@ import pytest
 import torch
 import zmq
 import zmq.asyncio
+from safetensors.torch import load_file
 
 from polyrl.keys import AgentKeys, TrainerKeys, format_keys
 from polyrl.sample import Finish, Pool, SamplingParams
@@ -51,6 +52,7 @@ from polyrl_rollout.testing.fake_engine import FakeEngine, continuation
 from polyrl_rollout.weights.staging import Staging
 from polyrl_rollout.weights.versions import MAX_WEIGHTS_FAILURES
 from polyrl_trainer.weights.publisher import WeightPublisher
+from polyrl_trainer.weights.server import WeightServer
 
 ENGINE = "engine-1"
 DEADLINE_S = 30.0
@@ -432,6 +434,22 @@ async def test_weights_that_do_not_load_leave_the_old_version_serving(rig: Rig) 
     rig.engine.refuse_weights = False
     await rig.serve(1)
     assert [folder.name for folder in rig.staging.root.glob("v*")] == ["v000001"]
+
+
+async def test_what_changed_is_pulled_onto_what_is_served(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WeightServer, "bandwidth", 1e3)  # so slow that a delta of kilobytes pays
+    rig.publisher.forms.smallest = 0
+    await rig.manager.receive(Hello)
+    weights = torch.zeros(5000)
+    for version in range(3):
+        weights[version] = 1.0
+        published = rig.publisher.publish(version, {"w": weights}.items(), {"config.json": b"{}"})
+        await rig.manager.send(Announce.of(published))
+        loaded = await rig.manager.receive(WeightsLoaded, version + 1)
+        assert (loaded.version, loaded.receipt) == (version, published.receipt)
+        assert (loaded.bytes_pulled < 200) == (version > 0)
+    (folder,) = rig.staging.root.glob("v*")
+    assert torch.equal(load_file(folder / "model.safetensors")["w"], weights)
 
 
 async def test_an_engine_that_never_loads_a_version_ends_with_the_reason(rig: Rig) -> None:
