@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polyrl.weights import decode_manifest, encode_manifest, manifest_hash
+from polyrl.weights import decode_manifest, encode_manifest, manifest_hash, receipt_of
 from polyrl.wire import GetChunk
 from polyrl_rollout.weights.puller import Puller
 from polyrl_rollout.weights.staging import Staged, Staging
@@ -216,3 +219,39 @@ async def test_other_tensors_or_files_make_an_anchor(publishers: Publishers) -> 
         publisher.publish(version, named.items(), files)
         found.append(is_delta(publisher, version))
     assert found == [False, False, False, True]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_given_up_at_any_moment_the_served_version_stays_and_the_next_one_comes(
+    keys: Keys, staging: Staging, publishers: Publishers, seed: int
+) -> None:
+    """Superseded, or cut off by the publisher, somewhere between the first manifest and the last checksum."""
+    publisher, puller, dice = (
+        delta_publisher(publishers, chunk_bytes=4096),
+        Puller(keys.agent, staging),
+        random.Random(seed),
+    )
+    tensors, served, gave_up = first_tensors(), None, 0
+    for version in range(40):
+        ref = publisher.publish(version, tensors.items(), FILES)
+        pulling = asyncio.create_task(puller.pull(ref, served))
+        if version and dice.random() < 0.6:
+            await asyncio.wait({pulling}, timeout=dice.uniform(0.0, 0.02))
+            for thread in publisher.server._threads:
+                for peer in tuple(thread._peers):
+                    with contextlib.suppress(OSError):
+                        peer.socket.shutdown(socket.SHUT_RDWR)
+            if dice.random() < 0.7:
+                pulling.cancel()
+        try:
+            pulled = await asyncio.wait_for(pulling, 20.0)
+        except asyncio.CancelledError:
+            gave_up += 1
+        else:
+            assert_is(pulled.staged, tensors)
+            served = pulled.staged
+            staging.keep_only(version)
+        assert served is not None
+        assert receipt_of(served.file.stream(served.manifest)) == served.receipt
+        tensors = step(tensors, version, density=0.01)
+    assert gave_up
