@@ -1,4 +1,5 @@
-"""examples/shop-assistant, shorter: SFT makes a guesser, reward makes it ask, while an engine dies between turns."""
+"""examples/shop-assistant, shorter: SFT makes a guesser, reward makes it ask, each turn with an advantage of its own,
+while an engine dies between turns."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ STEPS = 10
 SHORTER = {
     "spec.recipe.algorithm.steps": STEPS,
     "spec.recipe.algorithm.optimizer.schedule": "constant",
+    "spec.recipe.algorithm.advantage": "turnNorm",
     "spec.recipe.evaluation.everySteps": 0,
     "spec.recipe.evaluation.maxSamples": 32,
     "spec.faultInjection": "[{atStep: 3, action: Kill, rollout: 0}]",
