@@ -32,7 +32,7 @@ class Memory(StrEnum):
     """What captured kernels read."""
 
 
-ALL_MEMORY: Final = frozenset(Memory)
+ALL_MEMORY: Final = frozenset({Memory.WEIGHTS, Memory.KEYS_AND_VALUES, Memory.GRAPHS})
 
 
 class PauseMode(StrEnum):
