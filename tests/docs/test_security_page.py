@@ -31,6 +31,19 @@ def test_each_section_names_tests_that_exist(section: str) -> None:
     assert [path.name for path in named if path.name.startswith("test_") and "def test_" not in path.read_text()] == []
 
 
+LISTED = r"^- .*\n(?:  .*\n)*"
+CLAIMS = [text for text in PAGE.split("\n\n") if text.startswith("**")] + re.findall(LISTED, PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda text: text[:40])
+def test_each_claim_names_its_tests_or_says_that_it_has_none(claim: str) -> None:
+    assert re.search(r"`(?:[\w./-]+/)?test_\w+\.py`", claim) or "Not tested" in claim
+
+
+def test_claims_are_found() -> None:
+    assert len(CLAIMS) > 25
+
+
 def test_each_line_of_the_review_has_a_before_a_now_and_a_test() -> None:
     table = SECTIONS[REVIEW].partition("|---|\n")[2].partition("\n\n")[0]
     rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
