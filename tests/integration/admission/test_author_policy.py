@@ -7,6 +7,8 @@ create pods. The policy is the chart's, rendered by Helm.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -300,3 +302,78 @@ def test_a_change_is_the_changers_and_labels_are_anybodys(guarded: Any) -> None:
         assert status == 200, answer
     finally:
         guarded.request("DELETE", f"{JOBS}/shared")
+
+
+CORE = "io.k8s.api.core.v1"
+ALLOWED_SOURCES = {
+    "Volume": {"emptyDir": {}, "downwardAPI": {}, "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
+    "EnvVarSource": {"fieldRef": {"fieldPath": "metadata.name"}, "resourceFieldRef": {"resource": "limits.cpu"}},
+}
+"""What an author may have, of each kind of source."""
+
+
+def with_source(kind: str, source: dict[str, Any]) -> dict[str, Any]:
+    if kind == "Volume":
+        return pod(volumes=[{"name": "a", **source}])
+    return container(env=[{"name": "A", "valueFrom": source}])
+
+
+@pytest.mark.parametrize("kind", ALLOWED_SOURCES)
+def test_of_all_sources_that_this_server_has_only_the_allowed_are_taken(guarded: Any, kind: str) -> None:
+    """Alone, beside each allowed one, and beside a null of each: also those of later releases of Kubernetes."""
+    _, document = guarded.request("GET", "/openapi/v3/api/v1")
+    allowed = ALLOWED_SOURCES[kind]
+    others = document["components"]["schemas"][f"{CORE}.{kind}"]["properties"].keys() - allowed.keys() - {"name"}
+    assert len(others) >= 2, others
+    taken = []
+    for other in others:
+        beside = [{}, *({key: value} for key, given in allowed.items() for value in (given, None))]
+        sources = [{**one, other: {}} for one in beside] + [{other: {}, **one} for one in beside]
+        taken += [one for one in sources if submit(guarded, with_source(kind, one), AUTHOR)[0] == 201]
+    assert taken == []
+    alone = [submit(guarded, with_source(kind, {key: given}), AUTHOR)[0] for key, given in allowed.items()]
+    assert alone == [201] * len(allowed)
+
+
+Place = tuple[str, ...]
+
+
+def objects_of(value: Any, place: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Each object within, and where: an item of a list is at [] whatever its number."""
+    if isinstance(value, dict):
+        yield place, value
+        for key, part in value.items():
+            yield from objects_of(part, (*place, key))
+    if isinstance(value, list):
+        for part in value:
+            yield from objects_of(part, (*place, "[]"))
+
+
+def allowed_keys() -> dict[Place, set[str]]:
+    keys: dict[Place, set[str]] = {}
+    for case in TAKEN:
+        for place, one in objects_of(case.values[0]):
+            keys.setdefault(place, set()).update(one)
+    return keys
+
+
+def with_a_null(changes: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same with one allowed key as null, wherever it is not there yet."""
+    allowed = allowed_keys()
+    for number, (place, one) in enumerate(objects_of(changes)):
+        for key in sorted(allowed.get(place, set()) - one.keys()) if place else ():
+            made = deepcopy(changes)
+            list(objects_of(made))[number][1][key] = None
+            yield f"{'.'.join(place)}.{key}", made
+
+
+@pytest.mark.parametrize("changes", [one.values[0] for one in REFUSED], ids=[str(one.id) for one in REFUSED])
+def test_a_null_beside_it_opens_nothing(guarded: Any, changes: dict[str, Any]) -> None:
+    taken = [place for place, made in with_a_null(changes) if submit(guarded, made, AUTHOR)[0] == 201]
+    assert taken == []
+
+
+def test_nulls_are_put_beside_all_that_is_allowed() -> None:
+    secret = container(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}])
+    places = {place.removeprefix(f"{ROLLOUT}.spec.") for place, _ in with_a_null(secret)}
+    assert {"containers.[].env.[].valueFrom.fieldRef", "containers.[].env.[].value", "volumes"} <= places

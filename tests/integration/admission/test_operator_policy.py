@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from polyrl.cluster.resources.fixed import fixed_children
 from polyrl.cluster.resources.owner import Owner
@@ -18,13 +20,14 @@ from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_j
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 from polyrl.worker import Role
-from tests.integration.admission.test_children_admitted import PATHS, SETTINGS, manifest
+from tests.integration.admission.test_children_admitted import PATHS, SETTINGS, TEMPLATE, manifest
 
 HOME, ACCOUNT = "polyrl-system", "polyrl-operator"
 UNCHOSEN, CHOSEN = "policy-unchosen", "policy-chosen"
 """Namespaces of jobs: without a level of Pod Security, and with `privileged`."""
 RBAC = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 ALL_PATHS = PATHS | {"Secret": "/api/v1/namespaces/{}/secrets"}
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*/job.yaml"))
 Object = dict[str, Any]
 Damage = Callable[[Object], object]
 
@@ -82,7 +85,26 @@ def token(**fields: Any) -> Damage:
     return volume(projected={"sources": [{"serviceAccountToken": {"path": "token", **fields}}]})
 
 
+def projected(**source: Any) -> Damage:
+    """Behind a source that is allowed."""
+    audience = {"serviceAccountToken": {"path": "token", "audience": "sts.amazonaws.com"}}
+    return volume(projected={"sources": [audience, source]})
+
+
+def bare(pod: Object) -> None:
+    """Neither the pod nor its containers have a securityContext at all."""
+    for part in (pod["spec"], *pod["spec"]["containers"]):
+        part.pop("securityContext", None)
+
+
 HOST, LOOSE, VOLUMES = "the host's network", "what Pod Security calls restricted", "calls not restricted"
+PLAIN = {"name": "plain", "image": "a:1"}
+"""A container that says nothing of its rights."""
+CERTIFICATE = {
+    "signerName": "kubernetes.io/kube-apiserver-client-pod",
+    "keyType": "ED25519",
+    "credentialBundlePath": "c",
+}
 NOT_CHOSEN: list[Any] = [
     pytest.param(spec(hostNetwork=True), HOST, id="host-network"),
     pytest.param(spec(hostPID=True), HOST, id="host-processes"),
@@ -96,6 +118,9 @@ NOT_CHOSEN: list[Any] = [
     pytest.param(without("seccompProfile"), LOOSE, id="no-seccomp"),
     pytest.param(without("allowPrivilegeEscalation"), LOOSE, id="escalation-by-default"),
     pytest.param(without("capabilities"), LOOSE, id="capabilities-by-default"),
+    pytest.param(bare, LOOSE, id="no-security-context"),
+    pytest.param(lambda pod: pod["spec"]["containers"].append(PLAIN), LOOSE, id="plain-sidecar"),
+    pytest.param(spec(initContainers=[PLAIN]), LOOSE, id="plain-init-container"),
     pytest.param(volume(hostPath={"path": "/"}), VOLUMES, id="host-path"),
     pytest.param(volume(nfs={"server": "10.0.0.1", "path": "/"}), VOLUMES, id="nfs"),
 ]
@@ -106,6 +131,8 @@ ANYWHERE: list[Any] = [
     pytest.param(lambda pod: pod["spec"].pop("automountServiceAccountToken"), TOKENS, id="token-by-default"),
     pytest.param(token(), TOKENS, id="projected-token"),
     pytest.param(token(audience="https://kubernetes.default.svc"), TOKENS, id="projected-token-by-its-audience"),
+    pytest.param(projected(serviceAccountToken={"path": "second"}), TOKENS, id="token-behind-an-allowed-one"),
+    pytest.param(projected(podCertificate=CERTIFICATE), TOKENS, id="certificate"),
     pytest.param(spec(priorityClassName="system-node-critical"), PRIORITY, id="system-priority"),
 ]
 """Refused wherever it is."""
@@ -164,6 +191,27 @@ def test_every_child_is_taken(guarded: Any, namespace: str) -> None:
     assert [guarded.create(child)[1] for child in children(namespace)] == [""] * len(children(namespace))
     audience = damaged(rollout(namespace), token(audience="sts.amazonaws.com"))
     assert guarded.create(audience)[0] == 201, "a cloud's account, as a webhook adds it"
+
+
+SIDECARS = {"spec": {**TEMPLATE["spec"], "initContainers": [PLAIN]}}
+
+
+@pytest.mark.parametrize("preset", ["None", "Karpenter", "GKE", "AKS", "EKSManaged"])
+@pytest.mark.parametrize("theirs", [{}, {"template": SIDECARS}], ids=["plain", "templates"])
+def test_pods_of_each_preset_are_taken(guarded: Any, preset: str, theirs: Object) -> None:
+    """Also with containers of users that say nothing of their rights: the operator says it for them."""
+    job = PolyRLJob.model_validate(manifest(preset, trainer=theirs, manager=theirs, rollout=theirs))
+    owner = Owner("job", UNCHOSEN, "6b8c1f0e-0000-4000-8000-000000000000", job=job, settings=SETTINGS)
+    made = [manager_pod(owner, 1), trainer_job(owner), *(rollout_pod(owner, 1, pool) for pool in Pool)]
+    assert [guarded.create(one) for one in made] == [(201, "")] * len(made)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.parent.name)
+def test_pods_of_each_example_are_taken(guarded: Any, example: Path) -> None:
+    job = PolyRLJob.model_validate(yaml.safe_load(example.read_text()))
+    owner = Owner("job", UNCHOSEN, "6b8c1f0e-0000-4000-8000-000000000000", job=job, settings=SETTINGS)
+    made = [manager_pod(owner, 1), trainer_job(owner), rollout_pod(owner, 1, Pool.SPOT)]
+    assert [guarded.create(one) for one in made] == [(201, "")] * len(made)
 
 
 @pytest.mark.parametrize(("damage", "reason"), [*NOT_CHOSEN, *ANYWHERE])
