@@ -80,7 +80,7 @@ class BareApiServer:
                     "--token-auth-file", self.folder / "tokens.csv", "--authorization-mode=RBAC",
                     "--service-cluster-ip-range=10.0.0.0/16", "--service-account-issuer=https://kubernetes.default.svc",
                     "--service-account-key-file", key, "--service-account-signing-key-file", key,
-                    # Off by default, and where it is off, the server leaves such a source out before any policy sees it.
+                    # Where it is off, as by default, the server leaves such a source out before a policy sees it.
                     "--feature-gates=PodCertificateRequest=true",
                     "--runtime-config=certificates.k8s.io/v1beta1=true",
                     # There is no controller that would make the default account.
