@@ -305,7 +305,7 @@ def test_a_change_is_the_changers_and_labels_are_anybodys(guarded: Any) -> None:
 
 
 CORE = "io.k8s.api.core.v1"
-ALLOWED_SOURCES = {
+ALLOWED_SOURCES: dict[str, dict[str, Any]] = {
     "Volume": {"emptyDir": {}, "downwardAPI": {}, "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
     "EnvVarSource": {"fieldRef": {"fieldPath": "metadata.name"}, "resourceFieldRef": {"resource": "limits.cpu"}},
 }
@@ -328,7 +328,7 @@ def test_of_all_sources_that_this_server_has_only_the_allowed_are_taken(guarded:
     taken = []
     for other in others:
         beside = [{}, *({key: value} for key, given in allowed.items() for value in (given, None))]
-        sources = [{**one, other: {}} for one in beside] + [{other: {}, **one} for one in beside]
+        sources: list[dict[str, Any]] = [{**one, other: {}} for one in beside] + [{other: {}, **one} for one in beside]
         taken += [one for one in sources if submit(guarded, with_source(kind, one), AUTHOR)[0] == 201]
     assert taken == []
     alone = [submit(guarded, with_source(kind, {key: given}), AUTHOR)[0] for key, given in allowed.items()]

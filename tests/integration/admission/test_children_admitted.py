@@ -31,7 +31,7 @@ PATHS = {
     "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
 }
-TEMPLATE = {
+TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {"team": "blue"}},
     "spec": {
         "containers": [
@@ -123,7 +123,7 @@ def test_the_pod_that_reads_an_ended_jobs_volume_is_taken(
 def test_the_operators_own_pods_are_taken(
     api_server: Any, namespace: str, helm_program: str, values: list[str]
 ) -> None:
-    command = [helm_program, "template", "polyrl", CHART, "-n", namespace, "--kube-version", "1.36.3"]
+    command: list[str | Path] = [helm_program, "template", "polyrl", CHART, "-n", namespace, "--kube-version", "1.36.3"]
     command += ["--set=images.prefix=registry.example.org/"]
     command += [part for value in values for part in ("--set", value)]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
