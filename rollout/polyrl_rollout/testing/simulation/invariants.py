@@ -323,7 +323,9 @@ class Watcher:
             case DiscardReason.STALE:
                 return self.published > group.max_version
             case DiscardReason.ENGINE_REJECTED:
-                refusals, state = self._refusals.get(event.culprit, []), self._ledger.state
+                refusals, state = self._refusals.get(event.culprit), self._ledger.state
+                if not refusals:
+                    return False
                 first, engines = min(refusals)[0], {engine for _, engine in refusals}
                 shown = all(self._token_at.get(one, -1.0) > first for one in engines & state.engines.keys())
                 often = len(refusals if shown else engines) >= state.config.max_rejections

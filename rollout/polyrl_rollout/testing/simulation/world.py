@@ -47,6 +47,9 @@ CONFIG: Final = LedgerConfig(
 EVENTS_AT_ONCE: Final = 10_000
 """More of them at one moment, and time stands still: somebody's next deadline is now, for ever."""
 
+PAUSES_TIMES: Final = 3
+"""So many times as long may a run get nowhere where an engine has paused, a minute each time at last."""
+
 
 class AgentPeer(Protocol):
     """An engine's side of its link."""
@@ -126,11 +129,20 @@ class World:
             if at_once > EVENTS_AT_ONCE:
                 raise Violation(self.now, "I5", f"time stands still: {at_once:,} events at one moment")
             self.now, _, action = heapq.heappop(self._heap)
-            if self.now > self.watcher.progress_at + quiet_s:
+            if self._is_stuck(quiet_s):
                 clock = self.manager.clock(self.now)
                 waits = "; ".join(wait.sentence(clock) for wait in self.manager.ledger.waits(clock))
                 raise Violation(self.now, "I5", f"the run gets nowhere: {waits}")
             action()
+
+    def _is_stuck(self, quiet_s: float) -> bool:
+        """A pause ends: where every frame of the only engine that fits is lost five times, its pauses add up."""
+        quiet = self.now - self.watcher.progress_at
+        if quiet <= quiet_s:
+            return False
+        since, engines = self.manager.clock(self.watcher.progress_at), self.manager.ledger.state.engines.values()
+        paused = any(since < engine.quarantined_until < inf for engine in engines)
+        return not paused or quiet > PAUSES_TIMES * quiet_s
 
     def send_manager_away(self, seconds: float) -> None:
         """The manager hears nothing for a while, as when its process is stopped; the sockets keep what comes."""
