@@ -70,7 +70,9 @@ class GroupCommit:
 
     def _begin(self) -> asyncio.Future[None]:
         self._cancel()
-        self._paid_until = max(self._paid_until, self._loop.time()) + SHARED_S
+        # Orders that wait for the disk are not put off, and what they cost is not put on whoever comes after them.
+        now = self._loop.time()
+        self._paid_until = min(max(self._paid_until, now), now + AT_ONCE * SHARED_S) + SHARED_S
         self._under_way = self._loop.create_future()
         self._asked.put(True)
         return self._under_way

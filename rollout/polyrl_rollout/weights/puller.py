@@ -123,8 +123,10 @@ class Puller:
 
     def _assemble(self, chain: list[VersionManifest], served: Staged | None, transfer: Transfer) -> Staged:
         deltas = [manifest for manifest in reversed(chain) if manifest.base is not None]
-        for manifest in deltas:
-            hash_ = manifest_hash(encode_manifest(manifest))
+        wanted = {manifest_hash(encode_manifest(manifest)): manifest for manifest in deltas}
+        # Of chains that were superseded on the way nothing will be asked any more.
+        self._deltas = {hash_: known for hash_, known in self._deltas.items() if hash_ in wanted}
+        for hash_, manifest in wanted.items():
             self._get(manifest, self._deltas.setdefault(hash_, DeltaBytes(manifest)), transfer)
         if len(deltas) < len(chain):
             partial = self._staging.open(chain[-1])

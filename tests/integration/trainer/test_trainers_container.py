@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from polyrl.parent_death_signal import PARENT_PID
 
@@ -111,3 +112,52 @@ def test_all_end_with_the_container_whatever_kills_it(tmp_path: Path) -> None:
     made.process.wait()
     _, alive = psutil.wait_procs(below, ENDS_S)
     assert not alive
+
+
+def test_a_signal_that_comes_while_it_starts_is_the_trainers(tmp_path: Path) -> None:
+    """It was lost: process 1 has no default, and nothing listened before all was imported."""
+    made = Container(tmp_path, SLEEPS, SAVES, engines=1)
+    wait_until(lambda: blocks_stops(made.process.pid), "first line")
+    made.process.send_signal(signal.SIGTERM)
+    assert made.process.wait(ENDS_S) in (143, 128 + signal.SIGTERM), "the trainer's, wherever it was"
+
+
+def blocks_stops(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigBlk")]
+    return bool(mask & 1 << (signal.SIGTERM - 1))
+
+
+def test_whoever_reads_the_log_may_go_away(tmp_path: Path) -> None:
+    agent = "import sys; sys.exit(3)"
+    trainer = "import time; time.sleep(2.5); raise SystemExit(7)"
+    command = [sys.executable, "-m", "polyrl_trainer.container", "--engines", "1", "--gpus-each", "1", "--threads", "1"]
+    command += ["--", sys.executable, "-c", agent, "{engine}", "--", sys.executable, "-c", trainer]
+    env = {**os.environ, PARENT_PID: str(os.getpid())}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=env) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        assert process.wait(ENDS_S) == 7
+
+
+STRAYS = "import subprocess, sys; subprocess.Popen(['sleep', '0.3']); sys.exit(3)"
+"""An agent whose engine outlives it for a moment."""
+COUNTS = """
+import pathlib, sys, time
+time.sleep(7)
+states = [path.read_text().rpartition(')')[2].split() for path in pathlib.Path('/proc').glob('[0-9]*/stat')]
+sys.exit(10 + sum(state[0] == 'Z' and state[1] == '1' for state in states))
+"""
+
+
+def test_process_1_waits_for_what_falls_to_it(tmp_path: Path) -> None:
+    apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this account makes no process 1 of its own")
+    command = [*apart, sys.executable, "-m", "polyrl_trainer.container", "--engines", "3", "--gpus-each", "1"]
+    command += ["--threads", "1", "--", sys.executable, "-c", STRAYS, "{engine}", "--", sys.executable, "-c", COUNTS]
+    env = {name: value for name, value in os.environ.items() if name != PARENT_PID}
+    with (tmp_path / "log").open("wb") as log:
+        done = subprocess.run(command, stderr=log, env=env, timeout=ENDS_S, check=False)
+    zombies = done.returncode - 10
+    assert 0 <= zombies <= 3, (tmp_path / "log").read_text()

@@ -181,6 +181,27 @@ async def test_what_came_of_a_delta_is_not_pulled_again(
     assert not puller._deltas, "their memory is free again"
 
 
+async def test_deltas_of_chains_that_were_superseded_take_no_memory(
+    keys: Keys, staging: Staging, publishers: Publishers
+) -> None:
+    """A receiver whose anchor takes longer than some steps of the trainer began chain after chain, and kept all."""
+    puller = Puller(keys.agent, staging)
+    for first in (0, 10, 20):
+        publisher, tensors = delta_publisher(publishers, chunk_bytes=512), first_tensors()
+        publisher.publish(first, tensors.items(), FILES)
+        ref = publisher.publish(first + 1, step(tensors, first + 1).items(), FILES)
+        assert is_delta(publisher, first + 1)
+        find = publisher.server.find
+
+        def gone(request, find=find, first=first):
+            return None if isinstance(request, GetChunk) and request.version == first else find(request)
+
+        publisher.server.find = gone
+        with pytest.raises(PullFailed, match="is no longer kept"):
+            await puller.pull(ref, None)
+        assert len(puller._deltas) == 1, "of the newest chain"
+
+
 async def test_a_publisher_that_restarts_publishes_an_anchor_of_the_same_content(
     keys: Keys, staging: Staging, publishers: Publishers
 ) -> None:

@@ -5,15 +5,21 @@ Ends with the trainer's exit status, or with 2 and a sentence when its own comma
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
+import signal
 
-from polyrl import parent_death_signal
-from polyrl.errors import UserError
-from polyrl.worker import USER_ERROR_EXIT
-from polyrl_trainer.container.command import parse_command
-from polyrl_trainer.container.processes import run_container
+# Before all else: process 1 of a container has no default for a signal, so one that came during the imports was lost,
+# and the pod learned on until it was killed.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+
+import asyncio  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+
+from polyrl import parent_death_signal  # noqa: E402
+from polyrl.errors import UserError  # noqa: E402
+from polyrl.worker import USER_ERROR_EXIT  # noqa: E402
+from polyrl_trainer.container.command import parse_command  # noqa: E402
+from polyrl_trainer.container.processes import run_container  # noqa: E402
 
 
 def main(argv: list[str]) -> int:

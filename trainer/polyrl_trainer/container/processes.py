@@ -22,6 +22,8 @@ AGENTS_END_S: Final = 5.0
 """For agents whose trainer has ended; a pod's grace holds it."""
 REST_S: Final = 1.0
 """For the last lines of an agent that has ended, which its engine's processes may hold open."""
+REAP_EVERY_S: Final = 0.5
+"""Nothing says whose a process was that fell to us, but that nobody waits for it."""
 LONGEST_LINE: Final = 65536
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -31,10 +33,13 @@ async def run_container(command: ContainerCommand, environ: Mapping[str, str]) -
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
     for number in STOPS:
         loop.add_signal_handler(number, asked.set)
+    # Blocked since the first line of this process; what came meanwhile comes now. Children begin with what is here.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     trainer = await _start(command.trainer, environ)
     async with asyncio.TaskGroup() as group:
         beside = [group.create_task(_pass_on(asked, trainer))]
         beside += [group.create_task(_keep(command, number, environ)) for number in range(command.engines)]
+        beside += [group.create_task(_reap())] if os.getpid() == 1 else []
         code = await trainer.wait()
         for task in beside:
             task.cancel()
@@ -56,6 +61,26 @@ async def _keep(command: ContainerCommand, number: int, environ: Mapping[str, st
         restarts = restarts.after(time.monotonic() - began)
         _print(f"{label}{how}; started again in {restarts.pause_s:g} s\n".encode())
         await asyncio.sleep(restarts.pause_s)
+
+
+async def _reap() -> None:
+    """Waits for processes whose parents have ended, as an engine's do when their agent is killed: they fall to process
+    1, and each would keep its number."""
+    seen = 0
+    while True:
+        await asyncio.sleep(REAP_EVERY_S)
+        seen = _wait_for_stray(seen)
+
+
+def _wait_for_stray(seen: int) -> int:
+    """Our own are waited for at once, so who is dead at two looks is none of them; returns who is dead now."""
+    with contextlib.suppress(ChildProcessError):
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None and found.si_pid == seen:
+            os.waitpid(seen, 0)
+        elif found is not None:
+            return found.si_pid
+    return 0
 
 
 async def _run_agent(argv: Sequence[str], environ: Mapping[str, str], label: str) -> str:
@@ -109,6 +134,8 @@ async def _label(agent: asyncio.subprocess.Process, label: bytes) -> None:
 
 
 def _print(lines: bytes) -> bytes:
-    sys.stderr.buffer.write(lines)
-    sys.stderr.buffer.flush()
+    # Whoever reads the log may go away; the trainer goes on.
+    with contextlib.suppress(OSError):
+        sys.stderr.buffer.write(lines)
+        sys.stderr.buffer.flush()
     return b""
