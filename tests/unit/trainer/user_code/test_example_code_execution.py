@@ -236,6 +236,20 @@ def test_a_program_that_does_not_end_is_ended(example: dict[str, ModuleType], pr
     assert time.monotonic() - began < 30
 
 
+def test_its_file_and_its_output_end_at_their_limit(example: dict[str, ModuleType]) -> None:
+    program = "import os\nfor place in (3, 1):\n    try:\n        while True: os.write(place, bytes(1 << 16))\n"
+    program += "    except OSError: size = os.fstat(place).st_size; assert size == 1 << 20, size"
+    outcome = example["sandbox"].run(program, cpu_seconds=10, wall_seconds=60.0)
+    assert (outcome.ended, outcome.timed_out, len(outcome.output)) == (True, False, 1 << 20)
+
+
+def test_no_handler_buys_a_second_second(example: dict[str, ModuleType]) -> None:
+    program = "import signal, time\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
+    program += "while time.process_time() < 1.5: pass\nprint('got it')"
+    outcome = example["sandbox"].run(program, wall_seconds=60.0)
+    assert (outcome.output, outcome.ended, outcome.timed_out) == ("", False, True)
+
+
 def test_nothing_of_the_trainers_environment_is_there(
     example: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
