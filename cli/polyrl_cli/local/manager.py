@@ -41,9 +41,10 @@ RETRY_S: Final = 0.5
 def manager_of(folder: RunFolder) -> LocalManager:
     """That of a live run. Raises UserError where the folder is not wholly this account's own: it would name an address
     of somebody else's liking, and a link for a key would hand a token over; FileNotFoundError before there is one."""
-    key, certificate = folder.keys / "operator.key", folder.keys / AUTHORITY
-    require_own(folder.root, folder.keys, key, certificate, folder.endpoints.parent, folder.endpoints, folder.lock)
+    require_own(folder.root, folder.lock, folder.endpoints.parent, folder.endpoints)
     endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))
+    key = folder.keys / "operator.key"
+    require_own(folder.keys, key, folder.keys / AUTHORITY)
     return LocalManager(folder.endpoints, key, endpoints.run_epoch)
 
 

@@ -137,9 +137,9 @@ async def test_a_frozen_engine_is_awake_again(rig: Rig) -> None:
 async def test_the_thaw_comes_whoever_ends_the_command(rig: Rig, how: signal.Signals) -> None:
     """As a runtime may, when the connection through which it was asked is gone."""
     assert await rig.begin(ChaosAction.FREEZE) == in_container.DONE
+    await rig.until(rig.stopped, "frost")
     rig.commands[0].send_signal(how)
     await asyncio.wait_for(rig.commands[0].wait(), DEADLINE_S)
-    await rig.until(rig.stopped, "frost")
     await rig.until(lambda: not rig.stopped(), "thaw")
 
 
