@@ -7,8 +7,6 @@ that an engine generated and, between turns, tokens that an environment wrote. E
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -179,18 +177,6 @@ def sample_seed(run_seed: int, sample: str, group_seed: int | None = None) -> in
     sibling. A group's own seed counts without its number, so that the group can be drawn again under another."""
     name = f"run {run_seed} {sample}" if group_seed is None else f"group {group_seed} {split_sample_id(sample)[1]}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
-
-
-def end_of_stop(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
-    """Position after the token that completes the first stop string; None where the text of `ids` holds none."""
-
-    def holds(count: int) -> bool:
-        text = decode(ids[:count])
-        return any(one in text for one in stop)
-
-    if not stop or not holds(len(ids)):
-        return None
-    return bisect_left(range(len(ids)), True, key=holds)
 
 
 def sample_id(group: int, index: int) -> str:

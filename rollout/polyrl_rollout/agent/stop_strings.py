@@ -1,8 +1,7 @@
 """Stop strings of several tokens: an engine knows tokens only, so the agent beside it reads what it writes.
 
-What comes is decoded a window at a time, long enough for the longest string to begin in; where the window holds one,
-the whole response decides which token completed it, by the learner's own rule (`polyrl.sample.end_of_stop`). The
-chunk is cut behind that token, and the request ended.
+Each token is read as it comes, by the learner's own rule (`polyrl.stop_strings`). The chunk is cut behind the one that
+completes a string, and the request ended.
 """
 
 from __future__ import annotations
@@ -10,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from polyrl.sample import Finish, end_of_stop
+from polyrl.sample import Finish
+from polyrl.stop_strings import StopReader
 from polyrl.weights import TOKENIZER_FILE
 from polyrl_rollout.engines.port import EngineFailed, TokenChunk
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-MARGIN: Final = 8
-"""Characters at a window's begin that may read otherwise there: the rest of a character's bytes, a word's space."""
-MAX_WINDOW: Final = 4096
-"""Tokens of a window, of which special ones write nothing."""
 
 
 def read_tokenizer(folder: Path) -> Decode | None:
@@ -47,36 +43,16 @@ class StopStrings:
 
     def __init__(self, stop: Sequence[str], decode: Decode, response: Sequence[int]) -> None:
         """`response`: what it holds already."""
-        self._stop, self._decode, self._ids = stop, decode, list(response)
-        self._needed = max(map(len, stop)) + MARGIN
-        self._begin = 0
+        self._reader = StopReader(stop, decode)
+        self._is_over = any([self._reader.completes(token) for token in response])
 
     def is_over(self) -> bool:
         """What there is holds one already: the engine that wrote it was lost before it said so."""
-        return end_of_stop(self._ids, self._stop, self._decode) is not None
+        return self._is_over
 
     def cut(self, chunk: TokenChunk) -> TokenChunk:
         """The chunk up to the token that completes a stop string, as the last one; the same where none does."""
-        before = len(self._ids)
-        self._ids += chunk.ids
-        if not self._may_hold_one():
+        kept = next((count for count, token in enumerate(chunk.ids, 1) if self._reader.completes(token)), None)
+        if kept is None:
             return chunk
-        end = end_of_stop(self._ids, self._stop, self._decode)
-        if end is None or end <= before:
-            return chunk
-        kept = end - before
         return replace(chunk, ids=chunk.ids[:kept], logprobs=chunk.logprobs[:kept], finish=Finish.STOP)
-
-    def _may_hold_one(self) -> bool:
-        text = self._decode(self._ids[self._begin :])
-        if any(one in text for one in self._stop):
-            return True
-        if len(text) > 4 * self._needed or len(self._ids) - self._begin > MAX_WINDOW:
-            self._shorten()
-        return False
-
-    def _shorten(self) -> None:
-        """What remains is long enough for a string to begin in."""
-        middle = (self._begin + len(self._ids)) // 2
-        if len(self._decode(self._ids[middle:])) >= self._needed or len(self._ids) - self._begin > MAX_WINDOW:
-            self._begin = middle

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from polyrl.sample import Finish, Response, SamplingParams, end_of_stop
+from polyrl.sample import Finish, Response, SamplingParams
+from polyrl.stop_strings import end_of_stop
 from polyrl.wire import unpack_ids
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import WORD

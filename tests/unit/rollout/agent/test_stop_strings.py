@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl.sample import Finish, SamplingParams, end_of_stop
+from polyrl.sample import Finish, SamplingParams
+from polyrl.stop_strings import end_of_stop
 from polyrl.weights import TOKENIZER_FILE
 from polyrl.wire import Assign, HandBackReason, Welcome, pack_ids
 from polyrl_rollout.agent.generating import Generation
