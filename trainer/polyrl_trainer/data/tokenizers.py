@@ -159,8 +159,16 @@ class HuggingFaceTokenizer:
         return [self._masked(one.text, one.learned) for one in texts]
 
     def _masked(self, text: str, learned: Sequence[tuple[int, int]]) -> MaskedIds:
+        """A token never spans what was asked and what is learned: to the policy the prompt's tokens are there already
+        (two line ends, one of each, may else be a single token)."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        mask = [int(any(start <= first < end for start, end in learned)) for first, _ in encoded["offset_mapping"]]
+        places = encoded["offset_mapping"]
+        mask = [int(any(start <= first < end for start, end in learned)) for first, _ in places]
+        for start, _ in learned:
+            if any(first < start < last for first, last in places):
+                before = self._masked(text[:start], [span for span in learned if span[1] <= start])
+                rest = self._masked(text[start:], [(a - start, b - start) for a, b in learned if a >= start])
+                return [*before[0], *rest[0]], [*before[1], *rest[1]]
         return list(encoded["input_ids"]), mask
 
     def encode_chat_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from polyrl.errors import InvalidData
 from polyrl_trainer.data.examples import prepare_conversation, prepare_conversations, prepare_prompts
@@ -63,6 +64,43 @@ def test_r1_each_turn_is_learned_with_its_thought_after_the_prompt_that_opens_it
 def test_r1_an_answer_without_a_thought_ends_an_empty_one(tmp_path: Path) -> None:
     tokenizer = thinking_tokenizer("r1", tmp_path)
     assert learned(tokenizer, [user("1+1?"), assistant("2")])[0][1] == ["\n</think>\n\n2<｜end｜>"]
+
+
+def double_line_ends(folder: Path) -> HuggingFaceTokenizer:
+    """R1's form of template, with one token for two line ends, as the vocabularies of Qwen, Llama 3 and R1 have it."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {letter: number for number, letter in enumerate([*letters, "ĊĊ"])}
+    made = Tokenizer(models.BPE(words, [("Ċ", "Ċ")]))
+    lines = pre_tokenizers.Split(Regex(r"\s*[\r\n]+"), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [lines, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    special = ["<U>", "<A>", "<think>", "</think>"]
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>", additional_special_tokens=special)
+    fast.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<U>{{ m.content }}{% else %}"
+        "<A>{{ m.content.split('</think>')[-1] }}<eos>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<A><think>\n{% endif %}"
+    )
+    fast.save_pretrained(folder)
+    return HuggingFaceTokenizer(folder)
+
+
+@pytest.mark.parametrize("answers", [["4"], ["two and two</think>4"], ["4", "5"], ["a</think>4", "5", "b</think>6"]])
+def test_what_is_learned_begins_where_the_policys_prompt_ends_token_for_token(
+    tmp_path: Path, answers: list[str]
+) -> None:
+    """The last line end of the prompt and the first of an empty thought were one token, which was not learned."""
+    tokenizer = double_line_ends(tmp_path)
+    messages = [turn for answer in answers for turn in (user("2+2?"), assistant(answer))]
+    sequences = tokenizer.encode_chats(messages)
+    assert len(sequences) == len(answers)
+    for number, (ids, mask) in enumerate(sequences):
+        asked = tokenizer.encode_chat_prompt(messages[: 2 * number + 1])
+        first = mask.index(1)
+        assert ids[:first] == asked
+        assert all(mask[first:])
 
 
 def test_qwen3_a_question_after_an_answer_begins_another_sequence(tmp_path: Path) -> None:
