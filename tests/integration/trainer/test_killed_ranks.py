@@ -1,4 +1,4 @@
-"""Ranks killed at random instants; 50 by `python benchmarks/faults/ranks.py`, and another number of ranks after it."""
+"""Ranks killed at random instants; 50 by `python benchmarks/ranks/run.py`, and another number of ranks after it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from polyrl_trainer.testing.backend_conformance import (
 )
 from polyrl_trainer.testing.fsdp_group import WAIT_SECONDS, group
 
-RANKS = Path(__file__).parents[3] / "benchmarks" / "faults" / "ranks.py"
+RANKS = Path(__file__).parents[3] / "benchmarks" / "ranks" / "run.py"
 
 
 def learner(ranks: LearnerGroup) -> Learner:

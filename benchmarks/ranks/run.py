@@ -1,4 +1,4 @@
-"""Ranks of a learner killed at random instants: `python benchmarks/faults/ranks.py --kills 50 --ranks 2 --seed 0`.
+"""Ranks of a learner killed at random instants: `python benchmarks/ranks/run.py --kills 50 --ranks 2 --seed 0`.
 
 Runs of a few steps follow each other; each start of a run's group is killed once, by SIGKILL to a rank that is drawn,
 the leader's among them, at an instant that is drawn: while it starts, in a pass, in a step, in a save. Then nothing of
