@@ -13,8 +13,12 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 # because they share what they set up.
 WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Where the time went, for whoever looks for it.
+SLOWEST := --durations=25 --durations-min=5
 # Found by verify rather than by test, so that whoever runs both runs nothing twice.
 HOUSE := tests/unit/test_house.py tests/unit/core/manifest/test_crd_current.py
+# Where it is set each process compiles what it imports, and pytest rewrites all tests each time.
+unexport PYTHONDONTWRITEBYTECODE
 # Kept between checkouts: what did not change is not checked anew.
 export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/polyrl/mypy
 JOB ?= examples/sort-digits/job.yaml
@@ -29,7 +33,7 @@ run: install ## Run the main job (JOB=file, ARGS="--seed 1 --out DIR")
 
 test: install ## Pass all tests but those that need SGLang or Kubernetes (and what verify runs)
 	$(BIN)/python -m pytest tests/integration tests/properties tests/security tests/unit $(HOUSE:%=--ignore=%) \
-	  -m "not sglang and not trl and not api and not browser and not alone" -q $(PARALLEL)
+	  -m "not sglang and not mooncake and not trl and not api and not browser and not alone" -q $(PARALLEL) $(SLOWEST)
 	$(BIN)/python -m pytest tests/integration/local -m alone -q
 
 ##@ Develop
@@ -62,7 +66,7 @@ crds: install ## Write what is generated: crds/ of the manifest models, its copy
 
 constraints: install ## Resolve the newest pins within pyproject.toml's ranges, and lock them
 	$(BIN)/uv pip compile -q --upgrade --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-	  --extra all --extra dev --python-version 3.11 pyproject.toml -o constraints.txt
+	  --extra all --extra dev --extra s3 --extra gcs --extra mooncake --python-version 3.11 pyproject.toml -o constraints.txt
 	$(LOCK)
 
 # Of the pins alone, so it resolves nothing. A version that stays keeps the hashes it has: what an index has added to it since
@@ -83,10 +87,10 @@ test-unit: install ## Pass all tests that need no process and no socket, schedul
 	$(BIN)/python -m pytest tests/unit tests/properties -q $(PARALLEL)
 
 test-integration: install ## Pass the tests on real sockets, processes and engines
-	$(BIN)/python -m pytest tests/integration -m "not sglang and not trl and not api and not browser and not alone" -q $(PARALLEL)
+	$(BIN)/python -m pytest tests/integration -m "not sglang and not mooncake and not trl and not api and not browser and not alone" -q $(PARALLEL)
 
 verify: lint types contracts dead ## What must hold before a merge: style, types, layers, sizes, words, generated files, docs
-	$(BIN)/python -m pytest -q $(HOUSE) tests/docs -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q $(HOUSE) tests/docs -n 2 --dist loadgroup --no-loadscope-reorder
 
 include $(wildcard make/*.mk)
 

@@ -6,12 +6,16 @@ wait for each other by spinning crawl when a core is shared, hence one.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from polyrl import interpreter
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -31,8 +35,24 @@ def seed() -> int:
     return drawn
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Which loads all libraries that tests need."""
+    with interpreter.loading():
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Schedules and exhaustive searches take seconds each."""
+    """Schedules and exhaustive searches take seconds each. A file's tests stay together in one process, because they
+    share what they set up, unless they say otherwise."""
     for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
         if Path(__file__).parent / "properties" in item.path.parents:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_unconfigure() -> None:
+    """Some libraries complain of what is still there when they are unloaded."""
+    gc.unfreeze()

@@ -54,11 +54,16 @@ def run_job(job: Path, out: Path, seed: int, fields: Mapping[str, Any]) -> Run:
         "--out",
         str(out),
     ]
-    for path, value in fields.items():
-        argv += ["--set", f"{path}={value if isinstance(value, str) else json.dumps(value)}"]
+    for override in overrides(fields):
+        argv += ["--set", override]
     out.parent.mkdir(parents=True, exist_ok=True)
     with (out.parent / f"{out.name}.log").open("w") as log:
         subprocess.run(argv, stdout=log, stderr=log, check=False, timeout=RUN_LIMIT_S)
     if not run.is_done:
         raise RuntimeError(f"{out} did not succeed; see {log.name}")
     return run
+
+
+def overrides(fields: Mapping[str, Any]) -> list[str]:
+    """As `--set` reads them."""
+    return [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in fields.items()]

@@ -36,6 +36,7 @@ from polyrl_rollout.engines.embedded.messages import (
     decode_to_process,
     frame,
 )
+from polyrl_rollout.engines.port import LoadSeconds
 
 VOCABULARY: Final = 1000
 
@@ -75,7 +76,7 @@ class HashEngine:
             case Load():
                 self._running.clear()
                 self._version, self._salt = message.version, salt_of(Path(message.folder))
-                return Loaded(message.version)
+                return Loaded(message.version, LoadSeconds(wait=0.0, load=0.0, verify=0.0))
             case Ping():
                 return Pong()
         return None

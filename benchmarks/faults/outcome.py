@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 TRAINED: Final = "trained.jsonl"
 """In the run's folder; a line a batch, each a list of `TrainedSample`."""
@@ -43,6 +44,12 @@ class TrainedSample(msgspec.Struct, frozen=True, array_like=True):
     def key(self) -> tuple[str, int]:
         """Within a step."""
         return self.prompt, self.index
+
+    @property
+    def unnumbered(self) -> TrainedSample:
+        """A real run's sample without the number of its one version: steps that a killed trainer had not saved are
+        learned again, and their weights come again under later numbers."""
+        return self if len(self.versions) != 1 else replace(self, versions=())
 
 
 @dataclass
@@ -75,7 +82,7 @@ def read_outcome(run: Path) -> Outcome:
     for line in (run / TRAINED).read_bytes().splitlines():
         for sample in _decode(line):
             before = outcome.steps.setdefault(sample.step, {}).setdefault(sample.key, sample)
-            if before != sample:
+            if before.unnumbered != sample.unnumbered:
                 outcome.faults.append(f"step {sample.step} was trained twice with {sample.key} different")
     metrics = run / "metrics.jsonl"
     for line in metrics.read_bytes().splitlines() if metrics.exists() else ():
@@ -100,7 +107,7 @@ def differences(got: Outcome, wanted: Outcome) -> Iterable[str]:
         mine, theirs = got.steps[step], wanted.steps[step]
         if mine.keys() != theirs.keys():
             yield f"step {step} trained {len(mine.keys() ^ theirs.keys())} samples of the wrong prompts"
-        wrong = [key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key]]
+        wrong = [key for key in mine.keys() & theirs.keys() if mine[key].unnumbered != theirs[key].unnumbered]
         if wrong:
             key = min(wrong)
             yield f"step {step}: {len(wrong)} samples differ, first {mine[key]} instead of {theirs[key]}"

@@ -32,7 +32,7 @@ JITTER_S: Final = 0.3
 """Even draw of a moment after the instant's tokens: the status comes five times a second, a fault at any moment."""
 
 FROZEN_S: Final = (0.3, 6.0)
-"""Bounds of an even draw: half of the frosts outlast the lease of 3 s."""
+"""Bounds of an even draw: half of the freezes outlast the lease of 3 s."""
 
 MOST_KILLS: Final = 2
 """Of one role. A third failure in a row right after a start is what the planner gives a role up for, by design."""

@@ -4,6 +4,8 @@ packed      torch's variable-length kernel against dense masks: logprobs and gra
 dtype       bfloat16 against float32 on the CPU: loss of the first steps
 ranks       1 to as many processes as there are GPUs (8 at most): loss, gradient norm of ten steps against one process
 
+hand-over   SGLang on the learner's GPU: bytes that it gives back asleep, seconds to sleep, to wake and to reload
+
 Prints a line for each, and ends with 1 when one is off. `--device cpu` tries this program itself, on gloo.
 """
 
@@ -14,10 +16,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
+from hand_over import hand_over
 
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.fsdp.start import LearnerGroup
@@ -124,7 +128,7 @@ def main() -> int:
         print(NO_GPU.format(torch=torch.__version__))
         return 0
     failed = False
-    for check in (packed, dtype, ranks):
+    for check in (packed, dtype, ranks, partial(hand_over, MODEL)):
         for name, found, most in check(device):
             failed |= not found <= most
             print(f"{'ok ' if found <= most else 'OFF'} {name}: {found:.2g}, at most {most:g}", flush=True)

@@ -24,7 +24,7 @@ from polyrl.wire import EngineCapacity, FromAgent
 from polyrl_rollout.agent import __main__ as agent
 from polyrl_rollout.agent.__main__ import choose_engine
 from polyrl_rollout.agent.link import AgentLink
-from polyrl_rollout.engines.port import GenerateRequest, InferenceEngine, TokenChunk
+from polyrl_rollout.engines.port import GenerateRequest, InferenceEngine, LoadSeconds, TokenChunk
 
 FORMAT: Final = "=2Q"
 """Tokens that the engine gave, bytes that the agent sent."""
@@ -36,7 +36,7 @@ class CountedEngine:
 
     def __init__(self, engine: InferenceEngine, counters: memoryview) -> None:
         self._engine, self._counters = engine, counters
-        self.keeps = engine.keeps
+        self.keeps, self.sleeps = engine.keeps, engine.sleeps
 
     @property
     def version(self) -> int:
@@ -57,8 +57,14 @@ class CountedEngine:
     async def abort(self, rid: str) -> None:
         await self._engine.abort(rid)
 
-    async def load_weights(self, version: int, folder: Path) -> None:
-        await self._engine.load_weights(version, folder)
+    async def load_weights(self, version: int, folder: Path) -> LoadSeconds:
+        return await self._engine.load_weights(version, folder)
+
+    async def sleep(self) -> None:
+        await self._engine.sleep()
+
+    async def wake(self, version: int, folder: Path) -> LoadSeconds:
+        return await self._engine.wake(version, folder)
 
     async def health(self) -> None:
         await self._engine.health()
@@ -84,8 +90,8 @@ def main(file: Path) -> None:
         counters[BYTES] += size
         return size
 
-    def counted_engine(spec: EngineSpec) -> InferenceEngine:
-        return CountedEngine(choose_engine(spec), counters)
+    def counted_engine(spec: EngineSpec, *, sleeps: bool = False) -> InferenceEngine:
+        return CountedEngine(choose_engine(spec, sleeps=sleeps), counters)
 
     with patch.object(agent, "choose_engine", counted_engine), patch.object(AgentLink, "send", counted_send):
         typer.run(agent.main)

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from peer_process import LIMIT, WAIT_S, Bench, PeerProcess, Shape, peers, samples_of
+from peer_process import LIMIT, WAIT_S, Bench, PeerProcess, Shape, draw_batch, peers, samples_of
 
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl_trainer.backends.configs import EngineConfig
@@ -36,10 +36,17 @@ def trl_python() -> str:
     return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, timeout=WAIT_S).stdout.strip()
 
 
-def compare(fields: Mapping[str, Any], threads: int, pairs: int, seconds: float) -> dict[str, object]:
+def drawn_batch(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Of lengths as of real answers, for a model with these fields."""
+    return draw_batch(SHAPE, int(fields["vocab_size"]))
+
+
+def compare(
+    fields: Mapping[str, Any], batch: dict[str, Any], threads: int, pairs: int, seconds: float
+) -> dict[str, object]:
     """`vsTrl` and `vsHf`: the median over turns of our tokens per CPU second, divided by theirs."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), fields, SHAPE, EngineConfig("cpu", threads))
+        bench = Bench(Path(folder), fields, batch, EngineConfig("cpu", threads))
         bench.prepare()
         with (
             peers(trl_python(), bench.folder, threads) as process,
@@ -51,8 +58,8 @@ def compare(fields: Mapping[str, Any], threads: int, pairs: int, seconds: float)
     found = {side: statistics.median(turn[side] for turn in turns) for side in SIDES}
     ratios = {side: sorted(round(turn["polyrl"] / turn[side], 3) for turn in turns) for side in ("trl", "hf")}
     return {
-        "vsTrl": statistics.median(ratios["trl"]),
-        "vsHf": statistics.median(ratios["hf"]),
+        "vsTrl": round(statistics.median(ratios["trl"]), 3),
+        "vsHf": round(statistics.median(ratios["hf"]), 3),
         "vsTrlTurns": ratios["trl"],
         "vsHfTurns": ratios["hf"],
         "tokensPerCpuSecond": {side: round(speed) for side, speed in found.items()},

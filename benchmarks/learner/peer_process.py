@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,8 @@ ALPHABET: Final = "0123456789"
 WAIT_S: Final = 600.0
 LIMIT: Final = 256
 """Longest answer, in tokens."""
+MICRO_BATCH: Final = 8
+"""TRL's default per_device_train_batch_size; the plain loop has the same."""
 SPREAD: Final = 0.15
 """Standard deviation of the old logprobs' differences: about a fifth of the ratios leave 0.8 to 1.2."""
 
@@ -68,8 +70,8 @@ def sample(prompt: list[int], response: list[int], **of_tokens: Any) -> Sample:
     )
 
 
-def draw_batch(shape: Shape, vocabulary: int, seed: int) -> dict[str, Any]:
-    """JSON values; old and reference logprobs are those that `complete` adds."""
+def draw_batch(shape: Shape, vocabulary: int, seed: int = 0) -> dict[str, Any]:
+    """JSON values; old and reference logprobs are those that `Bench` adds."""
     chance = np.random.default_rng(seed)
 
     def tokens(least: int, most: int) -> list[int]:
@@ -85,7 +87,7 @@ def draw_batch(shape: Shape, vocabulary: int, seed: int) -> dict[str, Any]:
         {"prompt": tokens(2, 32), "chosen": tokens(1, LIMIT), "rejected": tokens(1, LIMIT), "margin": float(margin)}
         for margin in chance.uniform(0, 1, shape.pairs)
     ]
-    return {"samples": samples, "pairs": pairs, "limit": LIMIT}
+    return {"samples": samples, "pairs": pairs, "limit": LIMIT, "micro_batch": MICRO_BATCH}
 
 
 @dataclass(eq=False)
@@ -94,19 +96,17 @@ class Bench:
 
     folder: Path
     fields: Mapping[str, Any]
-    shape: Shape
+    batch: dict[str, Any]
     engine: EngineConfig
-    batch: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self, seed: int = 0) -> None:
-        """Writes what the peers read."""
+        """Writes what the peers read; the batch gets its old and reference logprobs."""
         for number, (name, head) in enumerate((("model", "tokens"), ("reference", "tokens"), ("scorer", "value"))):
             source = ModelConfig(self.fields, number, dtype="float32", special_tokens=SPECIAL, head=head)  # type: ignore[arg-type]
             (self.folder / name).mkdir()
             with closing(self.backend(source)) as made:
-                made.save(self.folder / name)
+                made.save(self.folder / name).result(WAIT_S)
             CharacterTokenizer(ALPHABET).save(self.folder / name)
-        self.batch = draw_batch(self.shape, int(self.fields["vocab_size"]), seed)
         chance = np.random.default_rng(seed)
         scored = {}
         for name in ("model", "reference"):

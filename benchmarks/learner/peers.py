@@ -27,8 +27,6 @@ import trl
 from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
 
-MICRO_BATCH = 8
-"""TRL's default per_device_train_batch_size, and that of the plain loop."""
 RATE, CLIP = 1e-5, 0.2
 QUIET: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
 
@@ -44,6 +42,7 @@ class Peers:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.batch = json.loads((folder / "batch.json").read_text())
+        self.micro_batch: int = self.batch["micro_batch"]
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
         self._trainers: dict[str, Any] = {}
         self._plain: Any = None
@@ -60,12 +59,12 @@ class Peers:
         config = trl.GRPOConfig(
             output_dir=str(self.folder / "grpo"),
             learning_rate=RATE,
-            per_device_train_batch_size=MICRO_BATCH,
-            num_generations=MICRO_BATCH,
+            per_device_train_batch_size=self.micro_batch,
+            num_generations=self.micro_batch,
             max_completion_length=self.batch["limit"],
             **QUIET,
         )
-        data = Dataset.from_list([{"prompt": "1"}] * MICRO_BATCH)
+        data = Dataset.from_list([{"prompt": "1"}] * self.micro_batch)
         made = trl.GRPOTrainer(
             self.model(), [_no_reward], args=config, train_dataset=data, processing_class=self.tokenizer
         )
@@ -150,8 +149,8 @@ class Peers:
 
     def chunks(self) -> Iterator[list[dict[str, Any]]]:
         samples = self.batch["samples"]
-        for first in range(0, len(samples), MICRO_BATCH):
-            yield samples[first : first + MICRO_BATCH]
+        for first in range(0, len(samples), self.micro_batch):
+            yield samples[first : first + self.micro_batch]
 
     def trl_step(self) -> Callable[[], None]:
         """Of loss type grpo; a generation batch is padded as a whole and then divided, as TRL does."""
@@ -161,8 +160,8 @@ class Peers:
         whole = self.grpo_inputs(self.batch["samples"])
         count = len(self.batch["samples"])
         parts = [
-            {name: value[first : first + MICRO_BATCH] if value.dim() else value for name, value in whole.items()}
-            for first in range(0, count, MICRO_BATCH)
+            {name: value[first : first + self.micro_batch] if value.dim() else value for name, value in whole.items()}
+            for first in range(0, count, self.micro_batch)
         ]
         made.current_gradient_accumulation_steps = len(parts)
 

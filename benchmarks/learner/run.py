@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from beside_peers import compare
+from beside_peers import compare, drawn_batch
 
 from polyrl.manifest.parts.user_code import RewardSpec
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--without-rewards", action="store_true", help="measure beside TRL and the plain loop only")
     arguments = parser.parse_args()
-    found = compare(MODEL, arguments.threads, arguments.pairs, arguments.seconds)
+    found = compare(MODEL, drawn_batch(MODEL), arguments.threads, arguments.pairs, arguments.seconds)
     if not arguments.without_rewards:
         found |= asyncio.run(measure(arguments))
     print(json.dumps(found))

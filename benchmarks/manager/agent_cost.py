@@ -33,7 +33,7 @@ from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import Group, Purpose, SamplingParams
 from polyrl.wire import pack_ids, unpack_ids
 from polyrl_operator.secret import write_engine_keys
-from polyrl_rollout.engines.sglang.engine import PYTHON
+from polyrl_rollout.engines.sglang.launch import PYTHON
 from polyrl_trainer.client import RolloutClient
 from polyrl_trainer.weights.publisher import WeightPublisher
 

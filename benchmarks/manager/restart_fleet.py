@@ -24,7 +24,7 @@ from polyrl.wire.engine_identity import engine_keys
 from polyrl_rollout.agent.__main__ import read_endpoint
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
-from polyrl_rollout.engines.port import NO_VERSION, GenerateRequest, TokenChunk
+from polyrl_rollout.engines.port import NO_VERSION, GenerateRequest, LoadSeconds, TokenChunk
 from polyrl_rollout.weights.staging import Staging
 
 CHUNK: Final = 10
@@ -39,7 +39,7 @@ class PacedEngine:
 
     def __init__(self, streams: int, pace: float, head: int) -> None:
         self.version = NO_VERSION
-        self.keeps = False
+        self.keeps = self.sleeps = False
         self._info = EngineCapacity(streams, streams * CONTEXT, max_context=CONTEXT)
         self._pause, self._head = CHUNK / pace, head
         self._running: set[str] = set()
@@ -64,8 +64,15 @@ class PacedEngine:
     async def abort(self, rid: str) -> None:
         self._running.discard(rid)
 
-    async def load_weights(self, version: int, folder: Path) -> None:
+    async def load_weights(self, version: int, folder: Path) -> LoadSeconds:
         self.version = version
+        return LoadSeconds(wait=0.0, load=0.0, verify=0.0)
+
+    async def sleep(self) -> None:
+        self.version = NO_VERSION
+
+    async def wake(self, version: int, folder: Path) -> LoadSeconds:
+        return await self.load_weights(version, folder)
 
     async def health(self) -> None:
         return

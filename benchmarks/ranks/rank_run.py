@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 
-from polyrl import parent_death_signal
+from polyrl import interpreter, parent_death_signal
 from polyrl.errors import GroupLost
 from polyrl.worker import TEMPORARY_EXIT
 from polyrl_trainer.backends.configs import EngineConfig
@@ -29,7 +30,7 @@ WAIT_SECONDS = 120.0
 
 
 async def learn(group: LearnerGroup, folder: Path, steps: int) -> None:
-    """To the last step, each reported once it is taken."""
+    """To the last step, each reported once it is taken, and its save's end."""
     checkpoints = Checkpoints(folder, keep=2)
     await asyncio.to_thread(checkpoints.start)
     backend = await asyncio.to_thread(group.learner, MODEL, EngineConfig("cpu"), OPTIMIZER)
@@ -37,13 +38,18 @@ async def learn(group: LearnerGroup, folder: Path, steps: int) -> None:
     if newest is not None:
         state = read_checkpoint(newest)
         await asyncio.to_thread(backend.load, newest / "model")
+    written: Future[Path] | None = None
     while state.step < steps:
         sums = await asyncio.wrap_future(backend.forward_backward(draw_samples(state.step, SAMPLES), sft_loss))
         await asyncio.wrap_future(backend.optim_step(sums["tokens"]))
         state.step += 1
         if state.step % SAVE_EVERY == 0 or state.step == steps:
-            await asyncio.to_thread(checkpoints.save, state.copy(), backend)
+            if written is not None:
+                await asyncio.wrap_future(written)
+            written = await asyncio.to_thread(checkpoints.save, state.copy(), backend)
         print(f"step {state.step}", flush=True)
+    if written is not None:
+        await asyncio.wrap_future(written)
 
 
 def main() -> int:
@@ -54,15 +60,18 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10)
     asked = parser.parse_args()
     parent_death_signal.hold()
+    leaving = interpreter.PromptExit()
     group = LearnerGroup(asked.ranks, "cpu", threads=1, wait_seconds=WAIT_SECONDS)
+    code = 0
     try:
         asyncio.run(run_beside(learn(group, asked.folder, asked.steps), group.watch()))
     except GroupLost as lost:
         print(f"lost: {lost}", flush=True)
-        return TEMPORARY_EXIT
+        code = TEMPORARY_EXIT
     finally:
         group.close()
-    return 0
+    leaving.set_code(code)
+    return code
 
 
 if __name__ == "__main__":

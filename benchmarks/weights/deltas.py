@@ -31,19 +31,20 @@ from unittest import mock
 import numpy as np
 import structlog
 import torch
-import zmq
 import zstandard
 from safetensors.torch import load_file
 
-from polyrl.keys import AgentKeys, TrainerKeys, format_keys
+from polyrl.keys import FILE_NAMES, AgentKeys, TrainerKeys, read_keys
 from polyrl.weights.deltas import PART_BYTES, apply_delta, encode_delta
 from polyrl.weights.manifest import pieces
+from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.weights.puller import Puller
 from polyrl_rollout.weights.staging import Staged, Staging
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.losses import sft_loss
 from polyrl_trainer.sample import Sample
+from polyrl_trainer.testing.backend_conformance import exported
 from polyrl_trainer.weights.publisher import WeightPublisher
 from polyrl_trainer.weights.server import WeightServer
 
@@ -114,21 +115,18 @@ class Run:
     """A publisher, a receiver, and what each step took."""
 
     def __init__(self, folder: Path) -> None:
-        pairs = {role: tuple(part.decode() for part in zmq.curve_keypair()) for role in ("manager", "trainer", "agent")}
-        file = folder / "trainer.key"
-        file.touch(mode=0o600)
-        file.write_text(format_keys(TrainerKeys(*pairs["trainer"], pairs["manager"][0], pairs["agent"][0])))
-        agent = AgentKeys(*pairs["agent"], pairs["manager"][0], trainer_public_key=pairs["trainer"][0])
+        write_run_keys(folder / "keys")
+        agent = read_keys(AgentKeys, folder / "keys" / FILE_NAMES[AgentKeys])
         self._staging = Staging("benchmark", "deltas")
-        self._publisher, self._puller = WeightPublisher(file), Puller(agent, self._staging)
+        self._publisher = WeightPublisher(folder / "keys" / FILE_NAMES[TrainerKeys])
+        self._puller = Puller(agent, self._staging)
         self._served: Staged | None = None
         self._threads = ThreadPoolExecutor(os.cpu_count())
         self._before: bytes = b""
 
     async def step(self, version: int, backend: TorchBackend) -> dict[str, Any]:
         publisher, files = self._publisher, backend.serving_files()
-        exported = dict(backend.export_weights())
-        copied, copying = seconds(lambda: publisher.snapshot(exported.items(), files))
+        copied, copying = seconds(lambda: publisher.snapshot(backend.export_weights, files))
         ref, publishing = seconds(lambda: publisher.publish_snapshot(version, copied))
         pulled = await self._puller.pull(ref, self._served)
         assert pulled.staged.receipt == ref.receipt
@@ -147,9 +145,9 @@ class Run:
         """Every byte of what was received."""
         assert self._served is not None
         loaded = load_file(self._served.folder / "model.safetensors")
-        exported = dict(backend.export_weights())
-        assert loaded.keys() == exported.keys()
-        for name, tensor in exported.items():
+        wanted = exported(backend)
+        assert loaded.keys() == wanted.keys()
+        for name, tensor in wanted.items():
             assert raw(loaded[name]) == raw(tensor), name
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A publisher for `run`: publishes what it is asked for, line by line, and says what it cost."""
+"""A publisher for `run` and `joiners`: publishes what it is asked for, line by line, and says what it cost."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from polyrl_trainer.weights.publisher import WeightPublisher
 TENSORS: Final = 16
 
 
-def main(keys: Path, gigabytes: float, *, plain: bool) -> None:
+def main(keys: Path, gigabytes: float, bind: str, *, plain: bool) -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    publisher = WeightPublisher(keys, keep=1)
+    publisher = WeightPublisher(keys, bind, keep=1)
+    publisher.forms.smallest = sys.maxsize  # whole versions, however little a delta would have
     if plain:
         own = read_keys(TrainerKeys, keys)
         lasting = LastingKeys.of(own.secret_key, own.public_key, own.agent_public_key)
@@ -45,4 +46,5 @@ def main(keys: Path, gigabytes: float, *, plain: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]), plain="--plain" in sys.argv)
+    where = next((argument for argument in sys.argv[3:] if argument.startswith("tcp://")), "tcp://127.0.0.1:*")
+    main(Path(sys.argv[1]), float(sys.argv[2]), where, plain="--plain" in sys.argv)

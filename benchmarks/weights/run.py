@@ -6,9 +6,11 @@ A publisher in a process of its own, a puller in this one, streams and chunks as
 plain sockets, which send the same bytes from one mapped buffer into another: sealed by AES-GCM in frames of the size
 that is fastest here (`ratio`: pull / that), and as they are (`ratioPlain`: pull without encryption / the faster of that
 and iperf3, where it is installed). Beside other loads, who has more threads gets more: `ratioOfCpu` compares the CPU
-seconds of both sides per byte instead. The puller verifies all that it receives; the sockets verify nothing. Every
-version is new to the last byte; the first one, which touches fresh memory, counts apart. The last line is one JSON
-object.
+seconds of both sides per byte instead. For scale, a copy by numpy within one process, and the Mooncake transfer engine
+over TCP, without keys or encryption, where POLYRL_MOONCAKE_PYTHON names an interpreter that has it.
+
+The puller verifies all that it receives; the sockets verify nothing. Every version is new to the last byte; the first
+one, which touches fresh memory, counts apart. The last line is one JSON object.
 
 Refuses to hold: what a link is worth. Read next: `polyrl_rollout.weights.transfer`.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -28,13 +31,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import zmq
+import numpy as np
 from floor import FRAMES, Flow, socket_flow
 from plain import PlainHandshake
 
-from polyrl.keys import AgentKeys, TrainerKeys, format_keys
+from polyrl.keys import FILE_NAMES, AgentKeys, TrainerKeys, read_keys
 from polyrl.weights import WeightsRef
 from polyrl.wire.sealing import Handshake
+from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.weights.puller import Puller
 from polyrl_rollout.weights.staging import Staged, Staging
 from polyrl_rollout.weights.transfer import STREAMS
@@ -42,14 +46,20 @@ from polyrl_rollout.weights.transfer import STREAMS
 DEADLINE_S: Final = 600.0
 PULL_DEADLINE_S: Final = 120.0
 IPERF_SECONDS: Final = 2
+MOONCAKE: Final = "POLYRL_MOONCAKE_PYTHON"
+COPY: Final = "mooncake_copy.py"
 
 
 class PublisherProcess:
     """Publishes random tensors, one version per line of its input."""
 
-    def __init__(self, keys: Path, gigabytes: float, *, encrypted: bool) -> None:
+    def __init__(
+        self, keys: Path, gigabytes: float, *, encrypted: bool = True, bind: str = "", within: tuple[str, ...] = ()
+    ) -> None:
+        """`within` is a command that runs another one."""
         program = Path(__file__).parent / "publisher_process.py"
-        argv = [sys.executable, str(program), str(keys), str(gigabytes), *([] if encrypted else ["--plain"])]
+        argv = [*within, sys.executable, str(program), str(keys), str(gigabytes), *([bind] if bind else [])]
+        argv += [] if encrypted else ["--plain"]
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, what: str) -> dict[str, Any]:
@@ -63,6 +73,12 @@ class PublisherProcess:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def publish(self, version: int) -> tuple[WeightsRef, dict[str, Any]]:
+        """And what it cost."""
+        published = self.ask(f"publish {version}")
+        fields = {name: bytes.fromhex(published[name]) for name in ("manifest_hash", "receipt")}
+        return WeightsRef(version, published["endpoint"], public_key=published["public_key"], **fields), published
+
     def close(self) -> None:
         self._process.kill()
         self._process.wait(10)
@@ -72,11 +88,9 @@ class Pulls:
     """One puller and its publisher."""
 
     def __init__(self, folder: Path, gigabytes: float, *, encrypted: bool) -> None:
-        pairs = {role: tuple(part.decode() for part in zmq.curve_keypair()) for role in ("manager", "trainer", "agent")}
-        file = folder / f"trainer-{encrypted}.key"
-        file.touch(mode=0o600)
-        file.write_text(format_keys(TrainerKeys(*pairs["trainer"], pairs["manager"][0], pairs["agent"][0])))
-        agent = AgentKeys(*pairs["agent"], pairs["manager"][0], trainer_public_key=pairs["trainer"][0])
+        keys = folder / f"keys-{encrypted}"
+        write_run_keys(keys)
+        file, agent = keys / FILE_NAMES[TrainerKeys], read_keys(AgentKeys, keys / FILE_NAMES[AgentKeys])
         self._publisher = PublisherProcess(file, gigabytes, encrypted=encrypted)
         self._staging = Staging("benchmark", f"weights-{encrypted}")
         self._puller = Puller(agent, self._staging, handshake=Handshake if encrypted else PlainHandshake)
@@ -85,9 +99,7 @@ class Pulls:
 
     async def turn(self) -> dict[str, float]:
         self._version += 1
-        published = self._publisher.ask(f"publish {self._version}")
-        fields = {name: bytes.fromhex(published[name]) for name in ("manifest_hash", "receipt")}
-        ref = WeightsRef(self._version, published["endpoint"], public_key=published["public_key"], **fields)
+        ref, published = self._publisher.publish(self._version)
         before, cpu, begun = self._publisher.ask("cpu")["cpu"], time.process_time(), time.monotonic()
         async with asyncio.timeout(PULL_DEADLINE_S):
             pulled = await self._puller.pull(ref, None)
@@ -129,6 +141,25 @@ def iperf3(streams: int) -> float:
         server.wait(10)
 
 
+def numpy_copy(size: int) -> float:
+    """Bytes per second from warm memory into warm memory, one thread."""
+    source, target = (np.ones(size, np.uint8) for _ in range(2))
+    begun = time.monotonic()
+    np.copyto(target, source)
+    return size / (time.monotonic() - begun)
+
+
+def mooncake(size: int) -> float:
+    """Bytes per second; 0 where it is not installed. It may be reached by nobody: it knows no keys."""
+    python = os.environ.get(MOONCAKE)
+    if python is None:
+        return 0.0
+    confine, program = Path(__file__).parents[2] / "tests/sglang/confine.sh", Path(__file__).with_name(COPY)
+    argv = [confine, python, program, str(size)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PULL_DEADLINE_S, check=True)
+    return float(next(line for line in done.stdout.splitlines() if line.startswith("speed ")).split()[1])
+
+
 async def measure(gigabytes: float, rounds: int, folder: Path) -> dict[str, Any]:
     rows: dict[str, list[Any]] = {name: [] for name in ("sealed", "plain", "sealedFlow", "plainFlow", "iperf3")}
     size = int(gigabytes * 1e9)
@@ -147,7 +178,11 @@ async def measure(gigabytes: float, rounds: int, folder: Path) -> dict[str, Any]
                     rows["iperf3"].append(await asyncio.to_thread(iperf3, STREAMS))
         finally:
             pulls.close()
-    return summary(first["sealed"], rows, frame)
+    beside = {
+        "numpyCopyBytesPerSecond": round(numpy_copy(size)),
+        "mooncakeBytesPerSecond": round(mooncake(size)) or None,
+    }
+    return {**summary(first["sealed"], rows, frame), **beside}
 
 
 def flow(size: int, frame: int | None) -> Flow:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from polyrl import interpreter
 from polyrl_cli.commands import faults, job, model, observe
 from polyrl_cli.commands.options import RUN_FAILED, echo
 
@@ -107,7 +108,13 @@ def version() -> None:
 
 def main() -> None:
     """Entry point of the `polyrl` command."""
-    app()
+    leaving = interpreter.PromptExit()
+    try:
+        app()
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            leaving.set_code(end.code)
+        raise
 
 
 if __name__ == "__main__":

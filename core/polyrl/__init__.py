@@ -1,18 +1,17 @@
 """PolyRL's core: what is decided, as values.
 
 Pure on purpose: no sockets, no cluster, no tensors, no clock (`now` is an argument). The same deciders run in
-production, in random-schedule tests and in the simulator; no rule has a second copy for any of them. The one exception
-is `parent_death_signal`, which every process calls first thing.
+production, in random-schedule tests and in the simulator; no rule has a second copy for any of them. The exceptions
+are `parent_death_signal` and `interpreter`, which processes call first thing.
 
     sample      the nouns: group, sample, response        errors   messages to users, and exit codes
     manifest    PolyRLJob: models, rules, CRD             status   what a manager reports
     wire        the messages between processes            control  the manager's HTTP API as values
     ledger      where every sample lives                  weights  versions, manifests, chunks
     cluster     one job on Kubernetes, reconciled         keys     key files of one run
-    history     what a run leaves to be read             model_card  what lies beside a trained model
+    history     what a run leaves to be read             memory   what a job takes of a GPU
     local       the workers of one machine, planned       worker   how a worker's process is started, and how it ends
-    memory      what a job takes of a GPU
 
-import-linter holds who may import whom: cluster, ledger and local above, then memory, then wire, worker, control and
-model_card, then history, then the rest. Everybody may import core; core imports nobody.
+import-linter holds who may import whom: cluster, ledger and local above, then memory, then wire, worker and control,
+then history, then the rest. Everybody may import core; core imports nobody.
 """

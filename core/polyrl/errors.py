@@ -8,6 +8,7 @@
     ├── ProtocolError        a peer sent something that cannot be true; the frame is counted and dropped
     ├── DeadlineExceeded     a wait ended without its event; names what was awaited, from whom, for how long
     ├── GroupLost            processes that learn together lost one of them; a new start goes on from the checkpoint
+    │   └── GroupLeft        all of one pod's are gone, and how that pod ended says whether it counts
     ├── Superseded           another process has taken this one's place; it must touch nothing any more
     └── RunFailed            the run cannot go on; names the cause, exit 1
 
@@ -16,12 +17,33 @@ Foreign exceptions are translated at the edge where they happen, chained with `f
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
+
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises on bytes that are not what was asked for: text that is no UTF-8 is not among its own errors."""
+
+MAX_UNREADABLE: Final = 10_000
+"""Lines that are no rows, after which the rest is not looked at: a writer tears one each time that it is killed, and
+a file of nothing but line ends, some kilobytes of an archive, has a thousand million."""
+
+
+def rows_of(lines: Iterable[bytes], decode: Callable[[bytes], T]) -> Iterator[T]:
+    """What `decode` makes of each line of a file, which may be anybody's; those that are no rows are left out."""
+    unreadable = 0
+    for line in lines:
+        try:
+            row = decode(line)
+        except (*UNDECODABLE, KeyError, ValueError):
+            unreadable += 1
+            if unreadable > MAX_UNREADABLE:
+                return
+        else:
+            yield row
 
 
 class PolyRLError(Exception):
@@ -64,6 +86,11 @@ class DeadlineExceeded(PolyRLError):
 
 class GroupLost(PolyRLError):
     """One of the processes that learn together is gone, so that none of them can go on; all of them anew can."""
+
+
+class GroupLeft(GroupLost):
+    """A pod is gone with all of its processes that learned, without a word: the cluster saw how it ended, and counts
+    that, so that the end of the others counts for nothing."""
 
 
 class Superseded(PolyRLError):

@@ -124,6 +124,9 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
 
 ENVIRONMENT_VERSION: Final = -1
 """Version stamped on tokens that no engine generated."""
+TURN_REWARD: Final = "turn_reward/"
+"""Begins the names of the numbers beside the reward that are an environment's for its turns 0, 1 ..., unless 0; they
+are there where the advantage is of them too."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

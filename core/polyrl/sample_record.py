@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from polyrl.errors import UNDECODABLE
+from polyrl.errors import rows_of
 from polyrl.sample import Finish, Purpose
 
 SAMPLES: Final = "samples.jsonl"
@@ -84,10 +84,4 @@ def to_report(records: Sequence[SampleRecord]) -> tuple[bytes, ...]:
 
 def parse_records(lines: Iterable[bytes]) -> list[SampleRecord]:
     """Lines to rows; what is none is left out, for a writer may have been killed over its last line."""
-    rows = []
-    for line in lines:
-        try:
-            rows.append(msgspec.json.decode(line, type=SampleRecord))
-        except UNDECODABLE:
-            continue
-    return rows
+    return list(rows_of(lines, msgspec.json.Decoder(SampleRecord).decode))

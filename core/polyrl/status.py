@@ -25,6 +25,14 @@ MAX_NUMBERS: Final = 128
 MAX_STEPS: Final = 512
 """More than a manager keeps."""
 
+MAX_COUNT: Final = 1 << 53
+"""What JSON's readers keep exactly, and a status of Kubernetes holds."""
+MAX_MEASURE: Final = 1e9
+"""Seconds, of thirty years, or engines: what is reckoned with them stays a number."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+_Version = Annotated[int, msgspec.Meta(ge=-1, le=MAX_COUNT)]
+_Measure = Annotated[float, msgspec.Meta(ge=-MAX_MEASURE, le=MAX_MEASURE)]
 _Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
@@ -49,12 +57,12 @@ class EngineStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     name: _Name = msgspec.field(name="engine")
     pool: Pool
     state: EngineState
-    weight_version: int
+    weight_version: _Version
     """-1: none yet."""
-    running: int
+    running: _Count
     """Samples assigned to it now."""
-    max_running: int
-    tokens: int
+    max_running: _Count
+    tokens: _Count
     """Generated and accepted since it greeted."""
     departed: _Name = ""
     """How its tokens were others than the fleet's when they last were; empty if they never were."""
@@ -63,25 +71,25 @@ class EngineStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 class SampleCounts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The ledger's balance, training and evaluation together: submitted = open + acknowledged + discarded."""
 
-    submitted: int = 0
-    acknowledged: int = 0
-    open: int = 0
-    discarded: Annotated[dict[_Name, int], msgspec.Meta(max_length=MAX_NUMBERS)] = {}
+    submitted: _Count = 0
+    acknowledged: _Count = 0
+    open: _Count = 0
+    discarded: Annotated[dict[_Name, _Count], msgspec.Meta(max_length=MAX_NUMBERS)] = {}
     """By DiscardReason."""
-    offered_again: int = 0
+    offered_again: _Count = 0
     """Acknowledged by a trainer whose successor went back to a checkpoint, and counted as open again since."""
-    released_early: int = 0
+    released_early: _Count = 0
     """Acknowledged samples that were not kept until a checkpoint, for want of room."""
 
 
 class TokenCounts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Tokens of all samples."""
 
-    generated: int = 0
+    generated: _Count = 0
     """Accepted from engines."""
-    kept: int = 0
+    kept: _Count = 0
     """Generated tokens that survived every loss of an engine."""
-    regenerated: int = 0
+    regenerated: _Count = 0
     """Generated again because an engine took them with it before they were sent."""
 
 
@@ -109,22 +117,22 @@ class StepValue(StrEnum):
 class FinishedStep(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """What a finished RL step took, and what engines did for it; evaluations and checkpoints are no part of a step."""
 
-    step: int
-    engines: float
+    step: _Count
+    engines: _Measure
     """Mean number that could generate, while the step's turns ran; a reserved one only while it may."""
-    rollout_seconds: float
+    rollout_seconds: _Measure
     """From submission to the last turn that was used."""
-    train_seconds: float
+    train_seconds: _Measure
     """The learner's own work."""
-    step_seconds: float
+    step_seconds: _Measure
     """From publishing the weights to the step's end."""
-    busy_engine_seconds: float
+    busy_engine_seconds: _Measure
     """Time of engines with samples of this step, summed over the engines that came and went."""
-    shared_engine_seconds: float
+    shared_engine_seconds: _Measure
     """The part of it that more engines would share: rolloutSeconds = a + this / engines, where no engine shortens a."""
-    evaluation_engine_seconds: float
+    evaluation_engine_seconds: _Measure
     """Time of engines with samples of evaluations since the step before."""
-    next_engine_saves_seconds: float
+    next_engine_saves_seconds: _Measure
     """By how much one more engine would have shortened rolloutSeconds."""
     steady: bool
     """False when it is no measure of the fleet: the trainer's first, in which engines still started."""
@@ -138,23 +146,23 @@ class FinishedStep(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The whole run at one moment."""
 
-    seq: int
+    seq: _Count
     """Grows with every change."""
-    run_epoch: int = msgspec.field(name="epoch")
+    run_epoch: _Count = msgspec.field(name="epoch")
     phase: _Name = ""
     """As the trainer last reported it, e.g. `sft`, `rl`, `evaluate`; empty before its first report."""
-    step: int = 0
+    step: _Count = 0
     values: Annotated[dict[_Name, float], msgspec.Meta(max_length=MAX_NUMBERS)] = {}
     """Named numbers of the trainer's last report, and those of `StepValue` as they last were."""
-    weight_version: int = -1
+    weight_version: _Version = -1
     """Newest published."""
     trainer_connected: bool = False
     engines: Annotated[tuple[EngineStatus, ...], msgspec.Meta(max_length=MAX_ENGINES)] = ()
-    engines_lost: int = 0
+    engines_lost: _Count = 0
     """Whose lease ran out or whose connection ended without a Deregister."""
     samples: SampleCounts = SampleCounts()
     tokens: TokenCounts = TokenCounts()
-    delta_bytes: int = 0
+    delta_bytes: _Count = 0
     """Bytes of token deltas received; divided by generated tokens it is what a token costs on the wire."""
     finished_steps: Annotated[tuple[FinishedStep, ...], msgspec.Meta(max_length=MAX_STEPS)] = ()
     """In order, the last one newest; of each size of the fleet some, so that its effect can be seen."""

@@ -6,6 +6,7 @@ Secrets never appear here: a worker is given the path of its own key file.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -14,6 +15,7 @@ from typing import Final
 from polyrl.manifest.environment import AS_NVIDIA_SMI, EVERY_WORKER, GPU_ORDER, USER_CODE, VISIBLE_GPUS
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode
+from polyrl.manifest.rollout import WeightExchange
 from polyrl.sample import Pool
 
 NAME_SLOT: Final = "{name}"
@@ -26,6 +28,11 @@ ENGINES_MODULE: Final = "polyrl_trainer.container"
 
 EVERYWHERE: Final = "*"
 """Address to listen on that means all of the machine's, of IPv4 and IPv6."""
+LOOPBACK: Final = "127.0.0.1"
+
+EXCHANGE_LEAST_BYTES: Final = 32 << 20
+"""Of all that rollouts together have to get of a version: the trainer sends it in a third of a second by a link of
+1 Gbit/s, and to ask each other costs about as long."""
 
 MANAGER_GRACE_S: Final = 3.0
 """The manager holds nothing that outlives its run; it only says goodbye."""
@@ -112,10 +119,18 @@ class Pods:
     agents_port: int
     trainer_port: int
     weights_port: int
+    exchange_port: int
+    """Where a rollout gives others chunks of weights."""
     advertise: str
     """Address under which others reach the trainer's pod."""
     metrics_port: int = 0
     """Where the manager's numbers are read without a token; 0: nowhere."""
+    index: str = ""
+    """Which one of the trainer's pods it is."""
+    job_uid: str = ""
+    """Of the object on the cluster."""
+    first_trainer: str = ""
+    """HOST:PORT by which the trainer's other pods find its first one."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +151,11 @@ class RunLocation:
     """Folder of an earlier run, or of this one, whose newest checkpoint is continued."""
     pods: Pods | None = None
     """None: processes beside each other, which write to the run's folder where they listen."""
+
+    @property
+    def run_name(self) -> str:
+        """Of no other run of this manifest."""
+        return self.pods.job_uid if self.pods else posixpath.basename(self.run)
 
     @property
     def job_file(self) -> str:
@@ -178,6 +198,12 @@ def wants_engines(spec: JobSpec) -> bool:
 def samples_to_train(spec: JobSpec) -> bool:
     """True when the policy itself writes what it learns from."""
     return spec.recipe.mode in (Mode.RL, Mode.SFT_RL)
+
+
+def exchanges_weights(spec: JobSpec, *, in_pods: bool) -> bool:
+    """True when rollouts give each other chunks of weights."""
+    choice = spec.rollout.weight_exchange
+    return in_pods if choice is WeightExchange.AUTO else choice is not WeightExchange.NEVER
 
 
 def workers_of(spec: JobSpec, place: RunLocation, pool: Pool = Pool.SPOT) -> Workers:
@@ -227,11 +253,15 @@ def _trainer(spec: JobSpec, place: RunLocation, *, managed: bool) -> Worker:
     argv = _module(place, "polyrl_trainer", "trainer", endpoints_flag="--manager-endpoints" if managed else None)
     argv += ("--manifest-dir", place.manifest_dir, "--run", place.run)
     argv += ("--grace", str(spec.trainer.grace_seconds - TRAINER_END_S))
+    if spec.recipe.checkpoint.uri is not None:
+        argv += ("--store", f"{spec.recipe.checkpoint.uri.rstrip('/')}/{place.run_name}")
     if place.resume is not None:
         argv += ("--resume", place.resume)
     if place.pods is not None:
         argv += ("--weights-port", str(place.pods.weights_port), "--advertise", place.pods.advertise)
         argv += ("--max-manager-outage", f"{POD_MAX_MANAGER_OUTAGE_S:g}", "--hand-over")
+        if spec.trainer.replicas > 1:
+            argv += ("--pod", place.pods.index, "--pods-at", place.pods.first_trainer)
     return Worker(
         "trainer",
         Role.TRAINER,
@@ -258,6 +288,10 @@ def _agent(spec: JobSpec, place: RunLocation, role: Role, pool: Pool) -> Worker:
         place = replace(place, pods=replace(place.pods, keys=place.pods.reserved_keys))
     argv = _module(place, "polyrl_rollout.agent", own, endpoints_flag="--manager-endpoints")
     argv += ("--engine-name", NAME_SLOT, "--pool", pool.value)
+    if role is Role.ROLLOUT and exchanges_weights(spec, in_pods=place.pods is not None):
+        host, port = (LOOPBACK, 0) if place.pods is None else (EVERYWHERE, place.pods.exchange_port)
+        least = 0 if spec.rollout.weight_exchange is WeightExchange.ALWAYS else EXCHANGE_LEAST_BYTES
+        argv += ("--exchange-bind", host, "--exchange-port", str(port), "--exchange-least", str(least))
     return Worker(
         role.value,
         role,

@@ -16,7 +16,7 @@ LOCK = "constraints.lock"
 PINS = "constraints.txt"
 PIN = re.compile(r"[a-z0-9][a-z0-9-]*==[\w.+!]+")
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
-APART = {"sglang", "mooncake"}
+APART = {"sglang"}
 """Extras that are installed into environments of their own, and are pinned by nothing here."""
 
 

@@ -45,6 +45,9 @@ AUTHORITY_KEY: Final = "ca.key"
 CERTIFICATE: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
 
+MAX_AUTHORITY: Final = 4096
+"""Bytes; ours has some 700. Whoever edits Secrets may put a thousand certificates there, which TLS keeps as 6 MB."""
+
 LOCAL_NAME: Final = "manager.polyrl.internal"
 """In the certificate of a manager on its runner's machine; nobody looks it up."""
 
@@ -201,8 +204,15 @@ def _secret(metadata: Object, data: dict[str, str]) -> Object:
 
 def manager_credentials(secret: Object) -> ManagerCredentials:
     """The operator's part of a Secret as stored. Raises InvalidData or KeyError when it is not one of ours."""
-    authority = base64.b64decode(secret["data"][AUTHORITY]).decode()
-    return ManagerCredentials(_part(secret, OperatorKeys).http_token, authority)
+    authority, source = base64.b64decode(secret["data"][AUTHORITY]), f"Secret {secret['metadata']['name']}: {AUTHORITY}"
+    if len(authority) > MAX_AUTHORITY:
+        raise InvalidData(f"{source}: {len(authority):,} bytes; at most {MAX_AUTHORITY:,} are read")
+    try:
+        x509.load_pem_x509_certificates(authority)
+        text = authority.decode()
+    except ValueError as error:
+        raise InvalidData(f"{source}: no certificate: {error}") from None
+    return ManagerCredentials(_part(secret, OperatorKeys).http_token, text)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -35,6 +39,8 @@ EXECUTED_ELSEWHERE = {
 """Commands too long to run twice, and who runs them; the one that runs itself is the one that runs this test."""
 
 
+RUN = re.compile(r"^(?:\.venv/bin/)?(polyrl run (?:[^\n]*\\\n)*[^\n&]*)$", re.MULTILINE)
+"""A run that a page waits for. One that another page has made by the same words lies there already."""
 TESTS = re.compile(r"^\.venv/bin/python -m pytest (?=.*\btests/(?:unit|properties)/)", re.MULTILINE)
 """What `make test` runs as it stands: here it is only seen that the command finds its tests."""
 
@@ -94,22 +100,62 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+def words_of(run: re.Match[str]) -> str:
+    """A run's command on one line."""
+    return " ".join(run[1].replace("\\\n", " ").split())
+
+
+def pages() -> Iterator[ParameterSet]:
+    """Each may go to another process, but for those that show the same run: they go where it is made."""
+    shown = {
+        page: {words_of(run) for block in EXECUTED_HERE if block.page == page for run in RUN.finditer(block.script)}
+        for page in dict.fromkeys(block.page for block in EXECUTED_HERE)
+    }
+    often = {words for words, pages in Counter(chain(*shown.values())).items() if pages > 1}
+    for page, runs in shown.items():
+        name = str(page.relative_to(ROOT))
+        yield pytest.param(page, marks=pytest.mark.xdist_group("shared runs" if runs & often else name), id=name)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2 * BLOCK_DEADLINE_S)
-@pytest.mark.parametrize(
-    "page", dict.fromkeys(block.page for block in EXECUTED_HERE), ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_blocks_of_a_page(page: Path, copy: Path) -> None:
+@pytest.mark.parametrize("page", list(pages()))
+def test_blocks_of_a_page(page: Path, copy: Path, made: set[str]) -> None:
     """In their order, since they build on one another; pages do not, and may be run by different processes."""
     for block in EXECUTED_HERE:
         if block.page == page:
-            run(block, copy)
+            run(block, copy, made)
 
 
-def run(block: Block, copy: Path) -> None:
+@pytest.fixture(scope="session")
+def made() -> set[str]:
+    """Runs that lie in `copy`, by the command that made them."""
+    return set()
+
+
+def test_a_run_is_made_once_by_the_same_words() -> None:
+    made = set[str]()
+    script = "polyrl run a.yaml \\\n  --out b\npolyrl ls\n"
+    assert without_made(script, made) == script
+    assert without_made(".venv/bin/" + script, made) == ":\npolyrl ls\n"
+    assert without_made(script.replace("--out b", "--out c"), made) == script.replace("--out b", "--out c")
+
+
+def without_made(script: str, made: set[str]) -> str:
+    def once(found: re.Match[str]) -> str:
+        words = words_of(found)
+        if words in made:
+            return ":"
+        made.add(words)
+        return found[0]
+
+    return RUN.sub(once, script)
+
+
+def run(block: Block, copy: Path, made: set[str]) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     answer = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", TESTS.sub(r"\g<0>--collect-only ", block.script)],
+        ["bash", "-euo", "pipefail", "-c", TESTS.sub(r"\g<0>--collect-only ", without_made(block.script, made))],
         cwd=copy,
         env={**os.environ, "PATH": path},
         capture_output=True,

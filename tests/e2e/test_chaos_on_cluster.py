@@ -15,7 +15,7 @@ from on_cluster.audit import assert_nothing_lost, read_report
 from on_cluster.command import polyrl
 from on_cluster.job import Run, short_job
 
-FROST_S = 15.0
+FREEZE_S = 15.0
 """Less than the 20 s after which an agent may give up an engine that does not answer."""
 STEPS = 300
 """The job must outlast all the faults."""
@@ -100,10 +100,10 @@ def test_every_action_on_every_role_that_takes_it(chaos: Chaos) -> None:
 
 def engines_stop_and_go(chaos: Chaos) -> None:
     run, name = chaos.run, chaos.victim()
-    output = chaos.does("freeze", "--role", "engine", "--worker", name, "--for", f"{FROST_S}")
-    assert f"the engine of {name} frozen for {FROST_S:g} s" in output
+    output = chaos.does("freeze", "--role", "engine", "--worker", name, "--for", f"{FREEZE_S}")
+    assert f"the engine of {name} frozen for {FREEZE_S:g} s" in output
     assert "stopped" in engine_states(run, name)
-    eventually("it thaws", lambda: "stopped" not in engine_states(run, name), FROST_S + 30)
+    eventually("it thaws", lambda: "stopped" not in engine_states(run, name), FREEZE_S + 30)
     chaos.does("slow", "--role", "engine", "--worker", name, "--for", "3", "--speed", "0.5")
     reserved: str = run.live("trainer")[0]["metadata"]["name"]
     chaos.does("freeze", "--role", "engine", "--worker", "reserved", "--for", "2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from polyrl.history.model_card import ORIGIN, model_origin
 from polyrl.manifest.job import PolyRLJob
-from polyrl.model_card import ORIGIN, model_origin
 from polyrl.testing.job_values import raw_job
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,17 @@ def test_every_load_says_that_code_is_not_trusted() -> None:
         if "GenerationConfig" in written or "type(model)" in written:
             continue  # of a class that is known already
         assert "trust_remote_code=False" in written, place
+
+
+def test_every_load_of_weights_takes_safetensors_and_no_kernels_of_a_hub() -> None:
+    written = {place: ast.unparse(call) for place, call in loads().items()}
+    weights = {
+        place: call for place, call in written.items() if re.search("Model|MODEL|type", call.split("(folder")[0])
+    }
+    assert len(weights) == 3, written
+    for place, call in weights.items():
+        assert "use_safetensors=True" in call, place
+        assert "attn_implementation=" in call, place
 
 
 @pytest.mark.timeout(2 * SECONDS)

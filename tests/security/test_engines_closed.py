@@ -9,7 +9,7 @@ import pytest
 from polyrl.keys import OperatorKeys, format_keys, read_keys
 from polyrl.manifest.rollout import EngineSpec, EngineType
 from polyrl_rollout.engines.port import EngineFailed
-from polyrl_rollout.engines.sglang.engine import check_arguments, draw_key, server_command, write_config
+from polyrl_rollout.engines.sglang.launch import check_arguments, draw_key, server_command, write_config
 
 KEY = "k" * 43
 

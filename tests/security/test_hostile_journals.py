@@ -5,12 +5,14 @@ import json
 import os
 import socket
 import sqlite3
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -74,6 +76,72 @@ def test_a_query_ends_when_it_takes_more_than_its_file_can_need(run: Path, monke
     with open_journal(run / "journal.sqlite") as journal, pytest.raises(InvalidData, match="interrupted"):
         for _ in journal.history():
             pass
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param({}, id="lacks a field"),
+        pytest.param({"assignments": {"a": [1]}, "groups": {}, "queue": [], "engines": {}}, id="a short row"),
+        pytest.param({"assignments": [], "groups": {}}, id="a list for a map"),
+    ],
+)
+def test_an_older_journal_that_cannot_be_brought_forward_is_damaged(run: Path, state: object) -> None:
+    """Its reader ended with a traceback."""
+    change(run, f"PRAGMA user_version={form.OLDEST_SCHEMA}")
+    with sqlite3.connect(run / "journal.sqlite") as db:
+        row = form.row(1, 0.0, msgspec.msgpack.encode(state))
+        db.execute(form.REPLACE_SNAPSHOT, (*row, 0))
+    db.close()
+    with pytest.raises(InvalidData, match="the journal is damaged"):
+        check_lines(run)
+
+
+def branch(size: int, child: int, begin: int = 0) -> bytearray:
+    """A page of a table's tree that leads to another one 300 times."""
+    count, page, at = 300, bytearray(size), size - 5 * 300
+    page[begin : begin + 12] = struct.pack(">BHHHBI", 5, 0, count, at, 0, child)
+    places = range(at, size, 5)
+    page[begin + 12 : begin + 12 + 2 * count] = struct.pack(f">{count}H", *places)
+    for place in places:
+        page[place : place + 5] = struct.pack(">IB", child, 1)
+    return page
+
+
+def plant_tree(file: Path, root: int, levels: int = 8) -> None:
+    """Has the table of that root consist of 300**levels rows, in a few pages that lead to each other."""
+    data = bytearray(file.read_bytes())
+    size = int.from_bytes(data[16:18], "big")
+    pages = [data[begin : begin + size] for begin in range(0, len(data), size)]
+    begin = 100 if root == 1 else 0  # behind the file's own head
+    leaf = bytearray(pages[root - 1])
+    head = 8 + 2 * int.from_bytes(leaf[begin + 3 : begin + 5], "big")
+    leaf[:head] = leaf[begin : begin + head]
+    fresh = branch(size, len(pages) + 1, begin)
+    pages[root - 1] = pages[root - 1][:begin] + fresh[begin:]
+    for _ in range(levels - 1):
+        pages.append(branch(size, len(pages) + 2))
+    pages.append(leaf)
+    written = bytearray(b"".join(pages))
+    written[28:32], written[92:96] = len(pages).to_bytes(4, "big"), written[24:28]
+    file.write_bytes(written)
+
+
+@pytest.mark.parametrize("table", ["history", "sqlite_master"])
+def test_pages_that_lead_to_each_other_end_soon_before_a_journal_is_read(
+    run: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """An older journal's, and the list of tables itself, were gone through without an end."""
+    change(run, f"INSERT INTO history VALUES (1, x'00'); PRAGMA user_version={form.OLDEST_SCHEMA}")
+    with sqlite3.connect(run / "journal.sqlite") as db:
+        found = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    db.close()
+    plant_tree(run / "journal.sqlite", found[0] if found else 1)
+    monkeypatch.setattr(journal_reader, "FREE_STEPS", 1_000_000)
+    began = time.monotonic()
+    with pytest.raises(InvalidData, match=r"damaged|not a readable journal"):
+        check_lines(run)
+    assert time.monotonic() - began < DEADLINE_S
 
 
 def test_a_value_is_never_longer_than_the_file(run: Path) -> None:

@@ -17,7 +17,16 @@ from kubernetes.aio.client.configuration import Configuration
 
 from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
-from polyrl.status import MAX_ENGINES, MAX_MESSAGE, MAX_NAME, MAX_NUMBERS, EngineState, EngineStatus, ManagerStatus
+from polyrl.status import (
+    MAX_COUNT,
+    MAX_ENGINES,
+    MAX_MESSAGE,
+    MAX_NAME,
+    MAX_NUMBERS,
+    EngineState,
+    EngineStatus,
+    ManagerStatus,
+)
 from polyrl_operator.api.connect import stream_session
 from polyrl_operator.managers.client import MAX_ANSWER, Address, ManagerClient, ManagerUnreachable, manager_session
 from polyrl_operator.secret import ManagerCredentials
@@ -64,6 +73,8 @@ async def test_an_endless_answer_is_left_at_one_megabyte() -> None:
 
 
 ENGINE = {"pool": "spot", "state": "serving", "weightVersion": 0, "running": 0, "maxRunning": 1, "tokens": 0}
+MEASURES = ("rollout", "train", "step", "busyEngine", "sharedEngine", "evaluationEngine", "nextEngineSaves")
+STEP = {"step": 1, "engines": 1.0, "steady": True} | {f"{name}Seconds": 1.0 for name in MEASURES}
 TOO_MUCH: dict[str, dict[str, Any]] = {
     "numbers": {"values": {str(number): 1.0 for number in range(MAX_NUMBERS + 1)}},
     "reasons": {"samples": {"discarded": {str(number): 1 for number in range(MAX_NUMBERS + 1)}}},
@@ -72,8 +83,12 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
     "a-long-phase": {"phase": "x" * (MAX_NAME + 1)},
     "a-long-name-of-a-number": {"values": {"x" * (MAX_NAME + 1): 1.0}},
     "a-long-message": {"message": "x" * (MAX_MESSAGE + 1)},
+    "a-step-beyond-counting": {"step": MAX_COUNT + 1},
+    "a-step-before-the-first": {"finishedSteps": [{**STEP, "step": -1}]},
+    "seconds-beyond-a-life": {"finishedSteps": [{**STEP, "stepSeconds": 1e308}]},
 }
-"""Each would be kept for every job, so that a few managers of one author ended the operator for all."""
+"""Each would be kept for every job, so that a few managers of one author ended the operator for all; or cannot be
+reckoned with, or not be stored as status."""
 
 
 @pytest.mark.parametrize("what", TOO_MUCH)

@@ -1,23 +1,29 @@
 """A run's folder that somebody else made is gone on with only where nothing in it points out of it."""
 
 import asyncio
+import errno
 import os
+import shutil
 import stat
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
 
-from polyrl.errors import UserError
+from polyrl.errors import MAX_UNREADABLE, UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role, Worker
 from polyrl_cli.app import app
+from polyrl_cli.inspection.kept_samples import read_samples
 from polyrl_cli.local.ownership import take_over
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run import resume_command, run_command
-from polyrl_cli.local.run_folder import RunFolder, new_run_folder, prepare_folder
+from polyrl_cli.local.run_folder import VALUE_BYTES, RunFolder, new_run_folder, prepare_folder
+from polyrl_cli.report.timeline import read_metrics, read_timeline
 
 
 @pytest.fixture
@@ -69,6 +75,23 @@ def test_a_pipe_that_would_be_read_for_ever_is_refused(received: Path) -> None:
 def test_what_belongs_to_somebody_else_is_refused(received: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 123456)
     with pytest.raises(UserError, match=r"received: belongs to user \d+, not to you"):
+        take_over(received)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_refused(
+    received: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of mode 0300 lists nothing, but what is written to a name in it goes through a link of that name."""
+    (received / "run" / ".epoch").symlink_to(victim)
+    scandir = os.scandir
+
+    def closed(path: str) -> object:  # root could look into it
+        if Path(path).name == "run":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(UserError, match=r"received/run: cannot be looked into: Permission denied"):
         take_over(received)
 
 
@@ -138,6 +161,8 @@ ODD = {
     "run": lambda place: place.symlink_to("/tmp"),
     "checkpoints/c/COMPLETE.json": os.mkfifo,
     "checkpoints/c": lambda place: place.symlink_to("/tmp"),
+    "journal.sqlite-journal": os.mkfifo,
+    "journal-of-epoch-1.sqlite-wal": lambda place: place.symlink_to("/etc/passwd"),
 }
 """What no run makes, where commands read."""
 
@@ -149,6 +174,7 @@ def test_commands_read_no_pipe_and_through_no_link(received: Path, name: str) ->
     elif name == "job.json":
         (received / name).unlink()
     (received / name).parent.mkdir(parents=True, exist_ok=True)
+    (received / "journal-of-epoch-1.sqlite").touch()
     ODD[name](received / name)
     honest = received.with_name("honest")
     honest.mkdir()
@@ -173,6 +199,67 @@ def test_a_file_beyond_reading_is_left_out(received: Path) -> None:
     assert "metrics.jsonl: has 64,424,509,440 bytes; at most" in listed.stderr
     for command in ("top", "report", "why"):
         assert CliRunner().invoke(app, [command, str(received)]).exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["job.json", "summary.json", "run/epoch", "checkpoints/c/COMPLETE.json"])
+def test_a_value_beyond_reading_is_refused(received: Path, name: str) -> None:
+    """Python makes of a list of empty lists twenty times its bytes: 200 MB of a manifest took 5 GB."""
+    (received / name).parent.mkdir(parents=True, exist_ok=True)
+    with (received / name).open("w") as file:
+        file.truncate(VALUE_BYTES + 1)
+    for command in (["report"], ["export"]):
+        words = [*command, str(received), *([str(received / "out")] if command == ["export"] else [])]
+        refused = CliRunner().invoke(app, words)
+        assert refused.exit_code == 2
+        assert f"{name}: has 16,777,217 bytes; at most 16,777,216 are read" in refused.stderr
+
+
+SAMPLE = """{"time": 1, "purpose": "train", "stage": "rl", "step": 1, "sample": "1.0", "group": 1, "reward": 1,
+"metrics": {}, "finish": "stop", "versions": [0], "prompt_tokens": 1,
+"response_tokens": 1, "prompt": "a", "response": "b"}"""
+READERS: dict[str, Callable[[RunFolder], Sequence[object]]] = {
+    '{"time": 1.0, "phase": "rl", "step": 1}': lambda run: read_metrics(run.metrics),
+    '{"time": 1.0, "t": 1.0, "event": "run"}': lambda run: read_timeline(run.timeline),
+    SAMPLE.replace("\n", " "): read_samples,
+}
+"""Who reads rows, by one of them."""
+
+
+@pytest.mark.parametrize("row", READERS)
+def test_a_file_of_no_rows_is_not_read_to_its_end(received: Path, row: str) -> None:
+    """200 MB of line ends, some kilobytes of an archive, took minutes and gigabytes."""
+    run = RunFolder(received)
+    for torn, rows in ((MAX_UNREADABLE, 1), (MAX_UNREADABLE + 1, 0)):
+        for file in (run.metrics, run.timeline, run.samples):
+            file.write_text("\n" * torn + row + "\n")
+        assert len(READERS[row](run)) == rows
+
+
+def test_a_row_of_lists_without_number_is_none(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(ROW.replace("}", f', "x": [{"[]," * (1 << 19)}[]]}}\n') + ROW + "\n")
+    assert [row.values for row in read_metrics(tmp_path / "metrics.jsonl")] == [{"reward/mean": 0.5}]
+
+
+def test_a_model_that_fills_the_disk_is_not_copied(received: Path) -> None:
+    """A file without content may claim any size: the disk was filled to its last byte before it was refused."""
+    checkpoint = received / "checkpoints" / "rl-step-000001"
+    (checkpoint / "model").mkdir(parents=True)
+    size = shutil.disk_usage(received).free + (1 << 30)
+    with (checkpoint / "model" / "a").open("w") as file:
+        file.truncate(size)
+    (checkpoint / "COMPLETE.json").write_text(f'{{"files": {{"model/a": {{"size": {size}, "xxh3": ""}}}}}}')
+    with patch.object(shutil, "copyfileobj", side_effect=AssertionError):
+        refused = CliRunner().invoke(app, ["export", str(received), str(received / "out")])
+    assert (refused.exit_code, f"{size:,} bytes would come" in refused.stderr) == (2, True)
+    assert not (received / "out").exists()
+
+
+def test_a_seal_that_names_what_no_file_is_called_is_refused(received: Path) -> None:
+    checkpoint = received / "checkpoints" / "rl-step-000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMPLETE.json").write_text('{"files": {"model/a\\u0000b": {"size": 1, "xxh3": ""}}}')
+    refused = CliRunner().invoke(app, ["export", str(received), str(received / "out")])
+    assert (refused.exit_code, "names a file that no model's folder has: a\\x00b" in refused.stderr) == (2, True)
 
 
 ROW = '{"time": 1.0, "phase": "rl", "step": 1, "reward/mean": 0.5}'

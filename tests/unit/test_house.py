@@ -30,7 +30,7 @@ MAX_FILE_LINES: Final = 500
 MAX_FUNCTION_LINES: Final = 60
 P90_FUNCTION_LINES: Final = 35
 MAX_MODULES_IN_A_FOLDER: Final = 12
-MAX_LINES: Final = 60_000
+MAX_LINES: Final = 66_800
 """Of production code in all."""
 NAMED_ROWS: Final = ("tests/unit/core", "tests/properties")
 """Folders of tests whose tables name their rows."""
@@ -40,9 +40,9 @@ VAGUE: Final = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 # Of a private language. What they mean has a name in the field: told is confirmed, a beat is a heartbeat, and so on.
 NEVER: Final = {
-    "burial", "dear", "desk", "disown", "drill", "drills", "farewell", "historian", "inflict", "inflicted", "inflicts",
-    "infliction", "judged", "leash", "owed", "patience", "probation", "singles", "speaker", "stories", "story",
-    "strike", "striker", "strikes", "struck", "tally", "told", "unask", "wish", "wished",
+    "burial", "dear", "desk", "disown", "drill", "drills", "farewell", "frost", "frosts", "historian", "inflict",
+    "inflicted", "inflicts", "infliction", "judged", "leash", "owed", "patience", "probation", "singles", "speaker",
+    "stories", "story", "strike", "striker", "strikes", "struck", "tally", "told", "unask", "wish", "wished",
 }  # fmt: skip
 """In no text either, whatever the sense."""
 NEVER_A_NAME: Final = NEVER | {

@@ -15,15 +15,18 @@ import sys
 import traceback
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
 
-from polyrl import parent_death_signal
-from polyrl.errors import DeadlineExceeded, GroupLost, PolyRLError, Superseded, UserError
+from polyrl import interpreter, parent_death_signal
+from polyrl.errors import DeadlineExceeded, GroupLeft, GroupLost, PolyRLError, Superseded, UserError
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_trainer.client import MAX_MANAGER_OUTAGE_S
+
+if TYPE_CHECKING:
+    from polyrl_trainer.app import Arguments
 
 
 def main(  # noqa: PLR0913 - one argument per flag
@@ -39,9 +42,13 @@ def main(  # noqa: PLR0913 - one argument per flag
     max_manager_outage: Annotated[float, typer.Option(help="Seconds without manager.")] = MAX_MANAGER_OUTAGE_S,
     grace: Annotated[float, typer.Option(help="Seconds to finish a step and save in, once asked to stop.")] = 15.0,
     hand_over: Annotated[bool, typer.Option("--hand-over", help="Leave a run open that another goes on with.")] = False,
+    store: Annotated[str, typer.Option(help="URI where checkpoints are kept beside the run's folder.")] = "",
+    pod: Annotated[int, typer.Option(help="Which one of several pods of the trainer this is, from 0.")] = 0,
+    pods_at: Annotated[str, typer.Option(help="HOST:PORT by which other pods find the first; none: no others.")] = "",
 ) -> None:
     """Learn until the recipe is done."""
     parent_death_signal.hold()
+    leaving = interpreter.PromptExit()
     _log_json()
     if isinstance(sys.stdout, TextIOWrapper):
         # User code prints in many threads; unbuffered, a line and its end are two writes, between which others come.
@@ -49,8 +56,9 @@ def main(  # noqa: PLR0913 - one argument per flag
     if hand_over:
         # The first process of a container is deaf to signals without a handler; the loop brings its own.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(HANDED_OVER_EXIT))
-    from polyrl_trainer.app import Arguments, run_trainer
-    from polyrl_trainer.sinks.delivery import any_abandoned
+    with interpreter.loading():
+        from polyrl_trainer.app import Arguments
+        from polyrl_trainer.sinks.delivery import any_abandoned
 
     arguments = Arguments(
         job=job,
@@ -65,32 +73,54 @@ def main(  # noqa: PLR0913 - one argument per flag
         max_manager_outage_s=max_manager_outage,
         grace_s=grace,
         hand_over=hand_over,
+        store=store,
+        pod=pod,
+        pods_at=_address(pods_at),
     )
-    code = 0
-    try:
-        done = asyncio.run(run_trainer(arguments))
-        if hand_over and not done:
-            code = HANDED_OVER_EXIT
-    except PolyRLError as error:
-        print(error, file=sys.stderr, flush=True)
-        code = exit_code_of(error, hand_over)
-    except Exception:  # noqa: BLE001 - printed whole
-        traceback.print_exc()
-        code = TEMPORARY_EXIT if hand_over else 1
-    sys.stdout.flush()
+    code = _exit_code(arguments)
+    # What user code printed goes nowhere where nobody reads it, and how the run ended stays how it ended.
+    interpreter.flushed()
     if any_abandoned():
         # Its library's exit handlers would wait for the service that was not waited for.
         os._exit(code)
+    leaving.set_code(code)
     raise typer.Exit(code)
+
+
+def _exit_code(arguments: Arguments) -> int:
+    """Of a run, with its error printed."""
+    try:
+        return _run(arguments)
+    except PolyRLError as error:
+        print(error, file=sys.stderr, flush=True)
+        return exit_code_of(error, arguments.hand_over)
+    except Exception:  # noqa: BLE001 - printed whole
+        traceback.print_exc()
+        return TEMPORARY_EXIT if arguments.hand_over else 1
+
+
+def _run(arguments: Arguments) -> int:
+    """The exit status of an end without an error."""
+    from polyrl_trainer.app import run_other_pod, run_trainer
+
+    if arguments.pod > 0:
+        return asyncio.run(run_other_pod(arguments))
+    done = asyncio.run(run_trainer(arguments))
+    return HANDED_OVER_EXIT if arguments.hand_over and not done else 0
 
 
 def exit_code_of(error: PolyRLError, hand_over: bool) -> int:
     """The exit status for this error, for whoever may start another process."""
-    if hand_over and isinstance(error, Superseded):
+    if isinstance(error, GroupLeft) or (hand_over and isinstance(error, Superseded)):
         return HANDED_OVER_EXIT
     if isinstance(error, GroupLost) or (hand_over and isinstance(error, DeadlineExceeded)):
         return TEMPORARY_EXIT
     return 2 if isinstance(error, UserError) else 1
+
+
+def _address(text: str) -> tuple[str, int] | None:
+    host, _, port = text.rpartition(":")
+    return (host, int(port)) if host else None
 
 
 def _log_json() -> None:

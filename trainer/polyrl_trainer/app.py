@@ -23,18 +23,24 @@ import structlog
 import torch
 
 from polyrl.errors import DeadlineExceeded, GroupLost, InvalidData, PolyRLError, RunFailed, Superseded
-from polyrl.manifest.environment import LEARNER_DEVICE
+from polyrl.keys import TrainerKeys, read_keys
+from polyrl.manifest.environment import ENGINE_APART, LEARNER_DEVICE
 from polyrl.manifest.job import PolyRLJob, read_job
-from polyrl.manifest.parts.algorithm import AdvantageEstimator
 from polyrl.manifest.recipe import Mode
+from polyrl.manifest.rollout import EngineType, RolloutSpec, WeightDeltas
+from polyrl.manifest.spec import ReservedSleep
 from polyrl.sample_record import SAMPLES
+from polyrl.wire.sealing import LastingKeys
 from polyrl.worker import EVERYWHERE
 from polyrl_trainer.backends.configs import EngineConfig
+from polyrl_trainer.backends.fsdp.pods.member import MemberPlace, PodMember
+from polyrl_trainer.backends.fsdp.pods.other_pods import OtherPods
 from polyrl_trainer.backends.fsdp.start import LearnerGroup
 from polyrl_trainer.backends.learners import Learners
 from polyrl_trainer.backends.policy import device_name
 from polyrl_trainer.backends.single_process import SingleProcess
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
+from polyrl_trainer.checkpoints.store import CheckpointStore
 from polyrl_trainer.client import CONNECT_TIMEOUT_S, RolloutClient
 from polyrl_trainer.data.model_files import ModelFiles
 from polyrl_trainer.generation.runner import UserCodeRunner
@@ -52,6 +58,7 @@ from polyrl_trainer.user_code.episodes import Episodes
 from polyrl_trainer.user_code.own_algorithm import load_own
 from polyrl_trainer.user_code.pools import UserPools
 from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures
+from polyrl_trainer.weights.lender import Lender
 from polyrl_trainer.weights.policy_versions import PolicyVersions
 from polyrl_trainer.weights.publisher import WeightPublisher
 
@@ -94,6 +101,12 @@ class Arguments:
     """From being asked to stop to the end, saving included."""
     hand_over: bool
     """Whoever stops this process starts another one."""
+    store: str
+    """Where checkpoints are kept beside the run's folder; empty: nowhere."""
+    pod: int
+    """Which one of the trainer's pods this is."""
+    pods_at: tuple[str, int] | None
+    """Host and port by which the other pods find the first one; None: there are no others."""
 
 
 async def run_trainer(arguments: Arguments) -> bool:
@@ -103,14 +116,32 @@ async def run_trainer(arguments: Arguments) -> bool:
     if arguments.hand_over and was_done(arguments.run):
         await _report_done(arguments)
         return True
-    with (
-        closing(_learners(job)) as learners,
-        closing(UserPools.start(job.spec.recipe, arguments.manifest_dir)) as pools,
-    ):
-        # Other ranks start, and workers import the user's code, while the data is read here.
-        prepared = prepare(job.spec, arguments.manifest_dir)
-        await pools.ready()
-        return await _run_prepared(arguments, job, prepared, pools, learners)
+    done, learners = False, _learners(job, arguments)
+    try:
+        with closing(UserPools.start(job.spec.recipe, arguments.manifest_dir)) as pools:
+            # Other ranks start, and workers import the user's code, while the data is read here.
+            prepared = prepare(job.spec, arguments.manifest_dir)
+            await pools.ready()
+            done = await _run_prepared(arguments, job, prepared, pools, learners)
+            return done
+    finally:
+        learners.close(done=done)
+
+
+async def run_other_pod(arguments: Arguments) -> int:
+    """Of any pod but the first: it computes what that one says. Returns the exit code."""
+    job = read_job(arguments.job)
+    assert arguments.pods_at is not None, "or this pod is the only one"
+    trainer, engine = job.spec.trainer, _engine(job, arguments)
+    place = MemberPlace(
+        arguments.pod,
+        trainer.replicas,
+        processes=trainer.processes_per_pod,
+        leader=arguments.pods_at,
+        kind=torch.device(device_name(engine.device)).type,
+        threads=engine.threads,
+    )
+    return await PodMember(place, _pod_keys(arguments), lambda: was_done(arguments.run)).run()
 
 
 async def _run_prepared(
@@ -129,10 +160,11 @@ async def _run_prepared(
         arguments.manifest_dir,
         prepared=prepared,
         session=session,
-        engine=_engine(job),
+        engine=_engine(job, arguments),
         learners=learners,
         resumed_from=resumed_from,
         own=own,
+        sleep=_sleep(job),
     )
     outcome = "failed"
     try:
@@ -143,12 +175,14 @@ async def _run_prepared(
         outcome = ""  # the successor writes the result
         raise
     finally:
+        await session.close_saves()
         session.end(arguments.run, outcome)
 
 
 def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tuple[Session, Path | None]:
     recipe = job.spec.recipe
-    checkpoints = Checkpoints(arguments.run, recipe.checkpoint.keep, files.write)
+    store = CheckpointStore(arguments.store) if arguments.store else None
+    checkpoints = Checkpoints(arguments.run, recipe.checkpoint.keep, files.write, store=store)
     checkpoints.start()
     state = TrainerState(seed=recipe.seed, stage=STAGE_OF_MODE[recipe.mode])
     resumed_from = checkpoints.newest() if arguments.resume is None else latest(arguments.resume)
@@ -162,6 +196,7 @@ def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tu
         checkpoints,
         metrics=MetricsLogger(arguments.run, deliveries(job, arguments.run)),
         checkpoint_every_steps=recipe.checkpoint.every_steps,
+        saves_beside_steps=recipe.checkpoint.beside_steps,
         samples=sample_log.SampleLog(arguments.run, recipe.logging.samples, recipe.seed),
         max_manager_outage_s=arguments.max_manager_outage_s,
         grace_s=arguments.grace_s,
@@ -215,7 +250,7 @@ async def _until_left(
     whole."""
     session = stages.session
     try:
-        return await run_beside(main, *services, stages.learners.watch(), _stop_in_time(session))
+        return await run_beside(main, *services, stages.learners.watch(), session.saves.watch(), _stop_in_time(session))
     except PolyRLError as error:
         if not (arguments.hand_over and session.stop.is_set()):
             raise
@@ -245,10 +280,12 @@ async def _report_done(arguments: Arguments) -> None:
             await client.finish(True, "done")
 
 
-def _publisher(arguments: Arguments, keep: int) -> WeightPublisher:
+def _publisher(arguments: Arguments, keep: int, rollout: RolloutSpec) -> WeightPublisher:
     host = EVERYWHERE if arguments.advertise else LOOPBACK
     bind = f"tcp://{host}:{arguments.weights_port or '*'}"
-    return WeightPublisher(arguments.keys, bind, keep, advertise=arguments.advertise)
+    chosen = None if rollout.weight_deltas is WeightDeltas.AUTO else rollout.weight_deltas is WeightDeltas.ALWAYS
+    lender = Lender(arguments.advertise or LOOPBACK, rollout.mooncake.rdma_devices) if rollout.mooncake else None
+    return WeightPublisher(arguments.keys, bind, keep, advertise=arguments.advertise, deltas=chosen, lender=lender)
 
 
 @asynccontextmanager
@@ -287,10 +324,10 @@ async def _rollout_side(
             group_filter=group_filter,
             adopted=adopted,
             stop=recipe.sampling.stop,
-            keeps_turn_rewards=recipe.algorithm.advantage is AdvantageEstimator.TURN_NORM,
+            keeps_turn_rewards=recipe.algorithm.learns_from_turns,
         )
         supply = GroupSupply(client, runner, session=session, adopted=adopted)
-        publisher = _publisher(arguments, KEPT_VERSIONS + recipe.algorithm.max_staleness)
+        publisher = _publisher(arguments, KEPT_VERSIONS + recipe.algorithm.max_staleness, job.spec.rollout)
         stack.callback(publisher.close)
         evaluator = None
         if prepared.evaluation:
@@ -332,26 +369,54 @@ async def _report_failed(client: RolloutClient, error: Exception) -> None:
         log.warning("the manager was not reached to report that the run failed", reason=str(undelivered))
 
 
-def _engine(job: PolyRLJob) -> EngineConfig:
+def _engine(job: PolyRLJob, arguments: Arguments) -> EngineConfig:
     """The worker's environment says whether it was given a GPU."""
     return EngineConfig(
         device=os.environ.get(LEARNER_DEVICE, "auto"),
-        threads=_threads(job),
+        threads=_threads(job, arguments),
         max_tokens_per_micro_batch=job.spec.recipe.max_tokens_per_micro_batch,
-        gradient_checkpointing=job.spec.recipe.gradient_checkpointing,
+        activation_checkpointing=job.spec.recipe.activation_checkpointing,
+        context_parallel=job.spec.trainer.context_parallel,
+        shares_device=_sleep(job) is not ReservedSleep.NEVER,
+        compile_by="inductor" if job.spec.recipe.compile else "",
+        **job.spec.trainer.fsdp.model_dump(),
     )
 
 
-def _threads(job: PolyRLJob) -> int:
+def _sleep(job: PolyRLJob) -> ReservedSleep:
+    """Of an engine on this process's devices."""
+    spec = job.spec
+    may = spec.trainer.reserved_engine and spec.rollout.engine.type is EngineType.SGLANG
+    return spec.trainer.reserved_sleep if may and not os.environ.get(ENGINE_APART) else ReservedSleep.NEVER
+
+
+def _threads(job: PolyRLJob, arguments: Arguments) -> int:
     """Of each rank: its share of those that rollouts leave to the learner, by the worker's environment."""
-    return max(1, int(os.environ.get("OMP_NUM_THREADS", "1")) // job.spec.trainer.processes_per_pod)
+    return max(1, int(os.environ.get("OMP_NUM_THREADS", "1")) // _processes_here(job, arguments))
 
 
-def _learners(job: PolyRLJob) -> Learners:
-    if job.spec.trainer.processes_per_pod == 1:
+def _processes_here(job: PolyRLJob, arguments: Arguments) -> int:
+    """Ranks of this pod; without pods all of them are on this machine."""
+    trainer = job.spec.trainer
+    return trainer.learner_processes if arguments.pods_at is None else trainer.processes_per_pod
+
+
+def _learners(job: PolyRLJob, arguments: Arguments) -> Learners:
+    if not job.spec.trainer.learner_is_group:
         return SingleProcess()
-    engine = _engine(job)
-    kind = torch.device(device_name(engine.device)).type
+    engine, others = _engine(job, arguments), None
+    if arguments.pods_at is not None:
+        others = OtherPods(job.spec.trainer.replicas - 1, arguments.pods_at[1], _pod_keys(arguments))
     return LearnerGroup(
-        job.spec.trainer.processes_per_pod, kind, threads=engine.threads, wait_seconds=engine.wait_seconds
+        _processes_here(job, arguments),
+        torch.device(device_name(engine.device)).type,
+        threads=engine.threads,
+        wait_seconds=engine.wait_seconds,
+        others=others,
     )
+
+
+def _pod_keys(arguments: Arguments) -> LastingKeys:
+    """All pods of a trainer have its pair."""
+    keys = read_keys(TrainerKeys, arguments.keys)
+    return LastingKeys.of(keys.secret_key, keys.public_key, keys.public_key)

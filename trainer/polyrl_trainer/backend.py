@@ -8,7 +8,7 @@ samples or tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from polyrl.weights import TensorEntry
 from polyrl_trainer.sample import Sample
 
 TrainFuture = Future
@@ -82,6 +83,26 @@ class StepResult:
     """The first tensor whose gradient was not finite: then no weight has changed."""
 
 
+class WeightsRoom(Protocol):
+    """Memory for the bytes of one version, which other processes of this machine may write as well."""
+
+    @property
+    def data(self) -> memoryview:
+        """uint8[size]"""
+
+    @property
+    def path(self) -> str:
+        """Where a process of the same account on the same machine opens it."""
+
+    @property
+    def name(self) -> str:
+        """Of no other room on any machine: what is opened by `path` elsewhere has another."""
+
+
+RoomOfSize = Callable[[int], WeightsRoom]
+"""Gives room of so many bytes, with whatever lies in it."""
+
+
 class TrainingBackend(Protocol):
     """Holds policy, optimizer and schedule.
 
@@ -134,15 +155,21 @@ class TrainingBackend(Protocol):
     def discard_gradients(self) -> TrainFuture[None]:
         """Forgets what was accumulated, as if the mini-batch had never begun; then `save` is possible again."""
 
-    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hugging Face names and CPU tensors in the serving dtype, tied weights once; a snapshot of the newest step."""
+    def export_weights(self, room: RoomOfSize) -> list[TensorEntry]:
+        """Copies the weights of the newest step into a room of their size, as one stream: Hugging Face names, the
+        serving dtype, tied weights once. Where each tensor lies, without checksums; the room is whole before that."""
 
     def serving_files(self) -> dict[str, bytes]:
         """File name to content: what an engine's model folder needs besides weights and tokenizer."""
 
-    def save(self, folder: Path) -> None:
-        """Writes model (safetensors), optimizer, schedule and RNG into an existing empty folder, which then is also a
-        Hugging Face model folder: a later stage, or anyone else, can start from it."""
+    def save(self, folder: Path, *, copied: bool = True) -> TrainFuture[None]:
+        """Returns with a copy of model (safetensors), optimizer, schedule and RNG in the host's memory, which is then
+        written into an existing empty folder, beside whatever is called next. The future has the end, or what the disk
+        refused; then the folder is also a Hugging Face model folder: a later stage, or anyone else, can start from it.
+        A save waits for the one before it. Not `copied`: nothing may be called before the future is done."""
+
+    def state_bytes(self) -> int:
+        """What `save` would write now, about."""
 
     def load(self, folder: Path) -> None:
         """Inverse of `save`, exact. Raises InvalidData naming the file that is missing or does not fit."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -19,13 +19,15 @@ from typing import Any, Final
 
 from polyrl.sample_record import SampleRecord
 from polyrl_trainer.checkpoints import replace_file
-from polyrl_trainer.sinks.delivery import DELIVERY_DEADLINE_S, STOPPED_DEADLINE_S, Delivery, SinkReport
+from polyrl_trainer.sinks.delivery import DELIVERY_DEADLINE_S, QUEUE_ENTRIES, STOPPED_DEADLINE_S, Delivery, SinkReport
 from polyrl_trainer.sinks.port import MetricRow, Texts, by_path
 from polyrl_trainer.state import TrainerState, TrainingStage
 
 METRICS: Final = "metrics.jsonl"
 """File of a run's folder."""
 
+EARLIER_ROWS: Final = QUEUE_ENTRIES // 2
+"""Newest rows of an earlier process that sinks are offered again; half of what a sink's queue holds."""
 TEXTS_BETWEEN_HALVINGS: Final = 100
 """Steps shown in a row; then every second one, then every fourth: event files only grow, and a page shows ten."""
 
@@ -35,6 +37,10 @@ class MetricsLogger:
 
     def __init__(self, run: Path, sinks: Sequence[Delivery] = ()) -> None:
         run.mkdir(parents=True, exist_ok=True)
+        if sinks:
+            for row in earlier_rows(run / METRICS):
+                for sink in sinks:
+                    sink.offer(row)
         self._file = (run / METRICS).open("a", encoding="utf-8")
         self._sinks = sinks
         self._offered: Counter[str] = Counter()
@@ -104,6 +110,25 @@ def kept_rows(lines: Iterable[bytes], state: TrainerState) -> Iterator[bytes]:
         elif at_end:
             continue
         yield line
+
+
+def earlier_rows(path: Path) -> list[MetricRow]:
+    """The newest rows that the file holds, for sinks that lack some of them: those that took rows and were killed with
+    this run's last process, and those that were away."""
+    done: Counter[str] = Counter()
+    rows = deque[MetricRow](maxlen=EARLIER_ROWS)
+    stage = ""
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        row = _row(line)
+        if row is None:
+            continue
+        phase, step, at = row.pop("phase"), row.pop("step"), row.pop("time", 0.0)
+        if phase in ORDER:
+            stage, done[phase] = phase, step
+        # What is evaluated before a stage's first step has all earlier stages behind it.
+        before = done.total() - (0 if step == 0 else done[stage])
+        rows.append(MetricRow(phase, before + step, time=at, values=row))
+    return list(rows)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

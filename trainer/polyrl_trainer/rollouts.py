@@ -37,9 +37,18 @@ class Rollouts(Protocol):
         """No reward can be had for this sample: its group will be dropped."""
 
     async def next(
-        self, step: int, *, purpose: Purpose, min_samples: int, max_samples: int, max_tokens: int, deadline_s: float
+        self,
+        step: int,
+        *,
+        purpose: Purpose,
+        min_samples: int,
+        max_samples: int,
+        max_tokens: int,
+        deadline_s: float,
+        alone: bool = False,
     ) -> Batch:
-        """Complete, scored groups of `step`, in arrival order: see `wire.BatchRequest`.
+        """Complete, scored groups of `step`, in arrival order: see `wire.BatchRequest`. `alone`: once the engines on
+        the trainer's devices sleep, and until the next request.
 
         Raises DeadlineExceeded after `deadline_s`; its text names who is awaited, since when.
         """

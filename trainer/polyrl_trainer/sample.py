@@ -33,6 +33,8 @@ class Sample:
     """What the reward function gave."""
     penalty: float | None = None
     """Added to the reward for the advantage, 0 or below: for length. None where the algorithm asks for none."""
+    reward_kl: float | None = None
+    """Mean k1 of its learned tokens to the reference, before the coefficient. None: it is no part of the reward."""
     finish_reason: str = ""
     """`stop`: it ended with an end token, or its environment ended it; `length`: it was cut at its token budget or at
     the engines' context. Empty for rows of a file."""

@@ -13,12 +13,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 import structlog
 
+from polyrl.checkpoints.last_save import SaveAction
 from polyrl.errors import RunFailed
 from polyrl.sample import Purpose, Scored
 from polyrl.sample_record import SampleRecord, to_report
 from polyrl.wire import EngineMeasure
 from polyrl_trainer.backend import TrainingBackend
-from polyrl_trainer.checkpoints import Checkpoints, checkpoint_name, replace_file, why_not_begun
+from polyrl_trainer.checkpoints import Checkpoints, checkpoint_name, replace_file
+from polyrl_trainer.checkpoints.saves import Saves
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.metrics import MetricsLogger
 from polyrl_trainer.rollouts import Rollouts
@@ -56,8 +58,8 @@ class Session:
     """From being asked to stop to the end."""
     leave_by: float | None = None
     """On the event loop's clock; None: nobody has asked to stop."""
-    save_s: float | None = None
-    """What the last save took; None before the first."""
+    saves_beside_steps: bool = True
+    """Else a step waits until it is saved, and nothing is copied."""
     skipped: str = ""
     """Why the last save was not begun."""
     status_values: dict[str, float] = field(default_factory=dict)
@@ -66,8 +68,12 @@ class Session:
     """Speed of one sequence in the newest step, at least; None before the first."""
     weights_content: bytes = b""
     """Hash of the weights that rollouts generate with, whatever their version's number."""
+    saves: Saves = field(init=False)
     _recorded: Sequence[SampleRecord] = ()
     """Kept since the last report, with which some of them go."""
+
+    def __post_init__(self) -> None:
+        self.saves = Saves(self.checkpoints)
 
     def enter(self, stage: TrainingStage, data: DataBuffer[Any] | None = None) -> None:
         """Begins a stage, or goes on with it and its data when the state was loaded from its checkpoint."""
@@ -85,6 +91,7 @@ class Session:
         engines: Sequence[EngineMeasure] = (),
     ) -> None:
         """To metrics, and to status when there is a manager; `status_values` stay there until newer ones."""
+        values = {**values, **self.saves.take_metrics()}
         phase = phase or self.state.stage.value
         self.metrics.log(phase, step, values, before=self._steps_before())
         self.status_values.update(status_values or {})
@@ -122,37 +129,58 @@ class Session:
         """The grace begins, once."""
         if self.leave_by is None:
             self.leave_by = asyncio.get_running_loop().time() + self.grace_s
-            log.info("asked to stop", grace=self.grace_s, save=self.save_s)
+            log.info("asked to stop", grace=self.grace_s, saving=self.saves.why_unsaved())
         self.stop.set()
 
     def what_is_saved(self) -> str:
         """The end of a sentence, for whoever asked to stop."""
-        newest = self.checkpoints.newest()
+        newest, why = self.checkpoints.newest(), self.saves.why_unsaved() or self.skipped
         if newest is None:
-            return "nothing is saved"
+            return f"nothing is saved{f': {why}' if why else ''}"
         now = checkpoint_name(self.state.stage, self.state.step)
         rest = "" if newest.name >= now else f", and nothing after it up to {now}"
-        return f"{newest.name} is saved{rest}{f': {self.skipped}' if self.skipped else ''}"
+        return f"{newest.name} is saved{rest}{f': {why}' if why else ''}"
 
     async def save(self, backend: TrainingBackend) -> None:
-        """A checkpoint of the state as it is now, while the event loop lives on; none where it would not be over in
-        time, and there is an older one."""
-        began = asyncio.get_running_loop().time()
-        left_s = None if self.leave_by is None or self.state.stage_done else self.leave_by - began
-        self.skipped = why_not_begun(left_s, self.save_s)
-        if self.skipped:
-            log.warning("checkpoint not begun", reason=self.skipped, step=self.state.step)
-            return
-        await self._save(backend)
-        self.save_s = asyncio.get_running_loop().time() - began
-
-    async def _save(self, backend: TrainingBackend) -> None:
+        """A checkpoint of the state as it is now; none where it would not be over in time, and there is an older one.
+        Returns once the state is copied; at a stage's end and when asked to stop, once it is durable. Raises what a
+        save failed with, this one or the one before."""
         if self.rollouts is not None:
             self.state.acknowledged = list(self.rollouts.acknowledged)
-        path = await asyncio.to_thread(self.checkpoints.save, self.state.copy(), backend, self.critic)
-        if self.rollouts is not None:
-            self.rollouts.cover(self.state.acknowledged)
-        log.info("checkpoint saved", path=str(path), stage=self.state.stage.value, step=self.state.step)
+        size = backend.state_bytes() + (0 if self.critic is None else self.critic.state_bytes())
+        while (decision := self.saves.decide(self.state, size, self._left_s())).action is SaveAction.AWAIT:
+            await self.saves.settle()
+        self.skipped = decision.why
+        if decision.action is SaveAction.BEGIN:
+            await self._begin(backend, size)
+        elif decision.action is SaveAction.LEAVE:
+            log.warning("checkpoint not begun", reason=self.skipped, step=self.state.step)
+        if self.stop.is_set() or self.state.stage_done:
+            await self.saves.settle()
+
+    async def _begin(self, backend: TrainingBackend, size: int) -> None:
+        rollouts, acknowledged = self.rollouts, self.state.acknowledged
+
+        def cover() -> None:
+            if rollouts is not None:
+                rollouts.cover(acknowledged)
+
+        # Whoever waits for the disk in any case needs no copy.
+        copied = self.saves_beside_steps and not (self.stop.is_set() or self.state.stage_done)
+        await self.saves.begin(self.state, backend, self.critic, size=size, on_durable=cover, copied=copied)
+
+    def _left_s(self) -> float | None:
+        """Of the grace; None: any time, as for the end of a stage, which nobody computes again."""
+        if self.leave_by is None or self.state.stage_done:
+            return None
+        return self.leave_by - asyncio.get_running_loop().time()
+
+    async def close_saves(self) -> None:
+        """What is in flight may end, within the grace where the run was asked to stop."""
+        if self.leave_by is None:
+            await self.saves.close()
+        else:
+            await self.saves.close(self.leave_by - asyncio.get_running_loop().time())
 
     async def end_step(self, backend: TrainingBackend, total_steps: int) -> None:
         """Saves when it is time to: every so many steps, at the stage's end, and when asked to stop."""
@@ -160,6 +188,11 @@ class Session:
         state.results.steps[state.stage.value] = state.step
         state.stage_done = state.step >= total_steps
         if state.stage_done or self.stop.is_set() or state.step % self.checkpoint_every_steps == 0:
+            await self.save(backend)
+
+    async def leave(self, backend: TrainingBackend) -> None:
+        """After a loop: saves what is not saved yet, where the run was asked to stop since its last step."""
+        if self.stop.is_set() and not self.state.stage_done:
             await self.save(backend)
 
     async def unless_stopped(self, awaitable: Awaitable[Result]) -> Result | None:

@@ -47,3 +47,14 @@ has(c.securityContext) && has(c.securityContext.allowPrivilegeEscalation) && !c.
 && (has(c.securityContext.{{ $field }}) || (has(p.securityContext) && has(p.securityContext.{{ $field }})))
 {{- end }}))
 {{- end -}}
+
+{{/* Whether the job's NetworkPolicy opens public addresses by HTTPS, as the operator decides it. */}}
+{{- define "polyrl.publicHttps" -}}
+!(has(object.spec.networkPolicy) && has(object.spec.networkPolicy.mode) && object.spec.networkPolicy.mode == 'None')
+&& (has(object.spec.networkPolicy) && has(object.spec.networkPolicy.publicHttps) && object.spec.networkPolicy.publicHttps != 'Auto'
+? object.spec.networkPolicy.publicHttps == 'Always'
+: (has(object.spec.recipe.model) && has(object.spec.recipe.model.path)
+&& object.spec.recipe.model.path.matches('^([A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_.-]+$|(hf|s3|gs|file)://)'))
+|| (has(object.spec.recipe.logging) && has(object.spec.recipe.logging.wandb)
+&& !(has(object.spec.recipe.logging.wandb.mode) && object.spec.recipe.logging.wandb.mode == 'offline')))
+{{- end -}}

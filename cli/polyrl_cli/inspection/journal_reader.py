@@ -43,8 +43,19 @@ STEPS_PER_COUNT: Final = 100_000
 MIN_VALUE_BYTES: Final = 1 << 20
 """A file's size bounds its values; SQLite counts our own query as one."""
 
-WRONG_VALUES: Final = (ProtocolError, ValueError, TypeError, RecursionError, MemoryError)
-"""What decoding raises on a damaged row, whose columns may even have other types."""
+STEPS_OF_MIGRATION: Final = 4
+"""So many times those of a query: each table is read, and rows are written again."""
+
+WRONG_VALUES: Final = (
+    ProtocolError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+)
+"""What decoding raises on a damaged row, whose columns may even have other types, and bringing an older one forward."""
 
 
 class JournalReader:
@@ -53,9 +64,8 @@ class JournalReader:
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
         self.path = path
         self._db = db
-        self._steps = 0
-        self._allowed = FREE_STEPS + STEPS_PER_BYTE * _size(path)
-        db.set_progress_handler(self._count, STEPS_PER_COUNT)
+        self._steps = _StepBound(_allowed_steps(path))
+        self._steps.bound(db)
 
     def history(self) -> Iterator[HistoryEntry]:
         """All of it, in order; the file is looked through first, so that no entry can be missing."""
@@ -91,7 +101,7 @@ class JournalReader:
             return "no time of any clock"
 
     def _rows(self, query: str, *values: object) -> Iterator[Any]:
-        self._steps = 0
+        self._steps.taken = 0
         try:
             # Not `yield from`: it would close the cursor of a generator that nobody exhausts, after the database.
             for row in self._db.execute(query, values):  # noqa: UP028
@@ -99,16 +109,30 @@ class JournalReader:
         except UNREADABLE as error:
             raise _damaged(self.path, error) from error
 
-    def _count(self) -> bool:
-        """Whether to end the query: pages of a made-up file may lead to each other again and again."""
-        self._steps += STEPS_PER_COUNT
-        return self._steps > self._allowed
-
     def _decode(self, row: tuple[int, bytes]) -> HistoryEntry:
         try:
             return decode_entry(*row)
         except WRONG_VALUES as error:
             raise _damaged(self.path, error) from error
+
+
+class _StepBound:
+    """Ends what takes too many of them: pages of a made-up file may lead to each other again and again."""
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed, self.taken = allowed, 0
+
+    def bound(self, db: sqlite3.Connection) -> None:
+        """From now on its queries count."""
+        db.set_progress_handler(self._count, STEPS_PER_COUNT)
+
+    def _count(self) -> bool:
+        self.taken += STEPS_PER_COUNT
+        return self.taken > self._allowed
+
+
+def _allowed_steps(path: Path) -> int:
+    return FREE_STEPS + STEPS_PER_BYTE * _size(path)
 
 
 @contextmanager
@@ -144,6 +168,7 @@ def _migrated_copy(path: Path, db: sqlite3.Connection) -> sqlite3.Connection:
     try:
         with closing(db):
             db.backup(copy)
+        _StepBound(STEPS_OF_MIGRATION * _allowed_steps(path)).bound(copy)
         migrate(copy)
     except (*UNREADABLE, *WRONG_VALUES) as error:
         copy.close()
@@ -164,10 +189,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _begin(path: Path, options: str) -> sqlite3.Connection:
     db = sqlite3.connect(f"file:{quote(str(path.resolve()))}?{options}", timeout=BUSY_S, isolation_level=None, uri=True)
     try:
+        _StepBound(_allowed_steps(path)).bound(db)
         db.execute("PRAGMA trusted_schema=OFF")
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(MIN_VALUE_BYTES, _size(path)))
         db.execute("BEGIN")
-        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
     except UNREADABLE:
         db.close()
         raise

@@ -47,9 +47,10 @@ class SampleQuery:
 
 def read_samples(folder: RunFolder) -> list[SampleRecord]:
     """All that was kept, each sample of a step once, in the order of writing."""
-    lines = folder.samples.read_bytes().split(b"\n") if folder.samples.is_file() else []
-    rows = {(row.moment, row.sample): row for row in parse_records(line for line in lines if line)}
-    return list(rows.values())
+    if not folder.samples.is_file():
+        return []
+    with folder.samples.open("rb") as lines:
+        return list({(row.moment, row.sample): row for row in parse_records(lines)}.values())
 
 
 def find(rows: Sequence[SampleRecord], query: SampleQuery) -> list[SampleRecord]:

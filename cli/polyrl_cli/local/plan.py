@@ -72,6 +72,8 @@ def _lines(plan: JobPlan, sizes: ModelSizes, name: str, *, source: str) -> Itera
     yield f"the learner's longest pass: {plan.memory.pass_tokens:,} tokens"
     for one in plan.memory.gpus:
         yield from _gpu_lines(one)
+    if plan.memory.host:
+        yield f"the learner's weights, gradients and optimizer: {_gib(plan.memory.host)} of its hosts' memory"
     yield from (f"change: {sentence}" for sentence in plan.changes)
     yield COMPUTED
 
@@ -99,7 +101,12 @@ def _data(plan: JobPlan, sizes: ModelSizes, name: str, *, source: str) -> dict[s
         for one in plan.memory.gpus
     ]
     model = {"name": name, "parameters": sizes.parameters, "layers": sizes.layers, "source": source}
-    totals = {"passTokens": plan.memory.pass_tokens, "fits": plan.memory.fits, "changes": list(plan.changes)}
+    totals = {
+        "passTokens": plan.memory.pass_tokens,
+        "hostMemory": plan.memory.host,
+        "fits": plan.memory.fits,
+        "changes": list(plan.changes),
+    }
     return {"model": model, "gpus": gpus, **totals}
 
 

@@ -27,7 +27,7 @@ from polyrl.history.losses import losses
 from polyrl.local.gpu_assignment import assignment_line, with_gpus
 from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob, read_job
-from polyrl.manifest.recipe import ModelSpec
+from polyrl.manifest.recipe import MODEL_URI, ModelSpec
 from polyrl.worker import RunLocation, Workers, workers_of
 from polyrl_cli.local import run_folder
 from polyrl_cli.local.chaos import FaultSchedule, listening
@@ -44,7 +44,7 @@ from polyrl_cli.report.prints import PrintsTail
 from polyrl_cli.report.progress import Progress, ProgressView
 from polyrl_cli.report.terminal import terminal
 from polyrl_cli.report.timeline import MetricsTail, Timeline, read_metrics, read_timeline
-from polyrl_trainer.data.hub import is_on_a_hub, model_folder
+from polyrl_trainer.data.hub import is_fetched, model_folder
 
 FAILED: Final = 1
 SIGNALLED: Final = 128
@@ -138,9 +138,10 @@ def _taken_over(root: Path, named: str) -> RunFolder:
 
 def _fetch_model(model: ModelSpec, base: Path, console: Console) -> None:
     """Before any process starts, so that its progress is seen; the trainer finds it in the cache."""
-    if not is_on_a_hub(model, base):
+    if not is_fetched(model, base):
         return
-    console.print(f"{model.path} is no folder here: taken from the Hub, or from what was downloaded before")
+    where = "there" if MODEL_URI.match(str(model.path)) else "the Hub"
+    console.print(f"{model.path} is no folder here: taken from {where}, or from what was downloaded before")
     model_folder(model, base)
 
 

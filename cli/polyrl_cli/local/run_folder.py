@@ -51,7 +51,12 @@ TAIL_BYTES: Final = 16384
 
 ODD_FILE: Final = "a link or a pipe, which no run makes; delete it if the folder is not yours"
 READ_BYTES: Final = 1 << 30
-"""Of a file that is read whole: rows of a million steps. One without content may claim any size."""
+"""Of a file of rows: those of a million steps. One without content may claim any size."""
+VALUE_BYTES: Final = 16 << 20
+"""Of a file that is one value, as a manifest: of lists within lists Python makes twenty times as much."""
+BESIDE_JOURNAL: Final = ("-wal", "-shm", "-journal")
+"""What SQLite reads with a journal, when it is there."""
+STATE: Final = "state.json"
 
 
 class RunFolder:
@@ -89,9 +94,14 @@ class RunFolder:
     def read_files(self) -> list[Path]:
         """What commands read of a run."""
         run = (self.lock.parent, self.lock, self.job, self.endpoints, self.epoch, self.manifest_dir)
-        written = (self.timeline, self.metrics, self.samples, self.trainer_result, self.summary, self.journal)
+        written = (*self._rows(), self.trainer_result, self.summary)
+        journals = [self.journal, *self.older_journals()]
+        beside = [path.with_name(path.name + end) for path in journals for end in BESIDE_JOURNAL]
         kept = (self.checkpoints, *self.checkpoints.glob("*"), *self.checkpoints.glob("*/*"))
-        return [*run, *written, *self.older_journals(), *kept]
+        return [*run, *written, *journals, *beside, *kept]
+
+    def _rows(self) -> tuple[Path, ...]:
+        return self.timeline, self.metrics, self.samples
 
     def fault(self) -> str | None:
         """What no run makes, and no command reads, in a sentence: a pipe, which would be read for ever, a link to what
@@ -104,10 +114,16 @@ class RunFolder:
         found = file.lstat()
         if stat.S_IFMT(found.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
             return f"{file}: {ODD_FILE}"
-        journals = (self.journal, *self.older_journals())  # SQLite reads what it needs of them
-        if found.st_size > READ_BYTES and file.parent.parent != self.checkpoints and file not in journals:
-            return f"{file}: has {found.st_size:,} bytes; at most {READ_BYTES:,} are read"
+        most = self._most_bytes(file)
+        if most is not None and found.st_size > most:
+            return f"{file}: has {found.st_size:,} bytes; at most {most:,} are read"
         return None
+
+    def _most_bytes(self, file: Path) -> int | None:
+        """None for what is not read whole: a journal, of which SQLite reads what it needs, and a model."""
+        if file in self._rows() or file.name == STATE:
+            return READ_BYTES
+        return VALUE_BYTES if file.suffix == ".json" or file.parent == self.lock.parent else None
 
     def log_of(self, worker: str) -> Path:
         return self.logs / f"{worker}.log"
@@ -281,7 +297,7 @@ def rl_steps_kept(folder: RunFolder) -> int:
     }
     if not found:
         return 0
-    kept = _read_as(_TrainerState, max(found, key=lambda path: (found[path], path.name)) / "state.json")
+    kept = _read_as(_TrainerState, max(found, key=lambda path: (found[path], path.name)) / STATE)
     return kept.step if kept.stage == "rl" else 0
 
 

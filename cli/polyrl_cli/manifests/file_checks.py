@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from polyrl.manifest.data import evaluated_rows
-from polyrl.manifest.recipe import HUB_ID, Mode, RecipeSpec
+from polyrl.manifest.recipe import HUB_ID, MODEL_URI, Mode, RecipeSpec
 from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault
 
 DATA_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
@@ -104,7 +104,9 @@ def _own_tokenizer(written: str, folder: Path) -> str:
 
 
 def _is_elsewhere(written: str, folder: Path) -> bool:
-    """On a Hub, whose models are named like folders."""
+    """On a Hub, whose models are named like folders, or where a URI says."""
+    if MODEL_URI.match(written) is not None:
+        return True
     return HUB_ID.fullmatch(written) is not None and not folder.exists()
 
 

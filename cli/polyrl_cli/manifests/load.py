@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,18 +20,27 @@ from polyrl.errors import InvalidManifest
 from polyrl.history.steps import wanted_steps
 from polyrl.manifest.base import CLUSTER_ONLY_KEY
 from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob
-from polyrl.manifest.recipe import ModelSpec
+from polyrl.manifest.recipe import MODEL_URI, ModelSpec, RecipeSpec
 from polyrl.manifest.rules.between_fields import broken_rules
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.rules.template_gpus import template_notes
 from polyrl.manifest.schema.crd import Schema, manifest_schema
-from polyrl.manifest.spec import JobSpec
+from polyrl.manifest.spec import JobSpec, TrainerSpec
 from polyrl_cli.manifests.checks import check_job, missing_sinks, unset_variables
 from polyrl_cli.manifests.file_checks import absolute_paths_elsewhere, file_faults
 from polyrl_cli.manifests.messages import node_at, sentence, shown, unknown_field
 from polyrl_cli.manifests.model_size import size_notes
-from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault, ManifestSource, parse, path_text, read_source
-from polyrl_trainer.data.hub import is_on_a_hub
+from polyrl_cli.manifests.yaml_source import (
+    MAX_FAULTS,
+    FieldPath,
+    ManifestFault,
+    ManifestSource,
+    few,
+    parse,
+    path_text,
+    read_source,
+)
+from polyrl_trainer.data.hub import is_fetched
 
 _STEP: Final = re.compile(r"(?:^|\.)([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,4})\]")
 
@@ -60,7 +70,7 @@ def job_of(source: ManifestSource) -> PolyRLJob:
         # Names as in Python would be pruned by the API server, so here they must not pass either.
         return PolyRLJob.model_validate(source.data, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise InvalidManifest(source.describe(_faults(source.data, error))) from error
+        raise InvalidManifest(few(source.describe(_faults(source.data, error)))) from error
 
 
 def check_files(
@@ -100,6 +110,7 @@ def validation_report(file: Path, sets: Sequence[str], *, check: bool = True) ->
         *(f"note: {fault.sentence}" for fault in unset_variables(job)),
         *(f"note: {path_text(fault.field)} {fault.sentence}" for fault in missing_sinks(job)),
         *(f"note: {note}" for note in _hub_notes(recipe.model, file.parent)),
+        *(f"note: {note}" for note in store_notes(recipe)),
         *(f"note: {note}" for note in size_notes(job.spec, file.parent)),
         *(f"note: {note}" for note in unchecked),
     ]
@@ -108,17 +119,49 @@ def validation_report(file: Path, sets: Sequence[str], *, check: bool = True) ->
 
 
 def _hub_notes(model: ModelSpec, base: Path) -> Iterator[str]:
-    if is_on_a_hub(model, base):
-        yield f"spec.recipe.model.path: there is no folder {model.path} here, so the run takes it from the Hub"
+    if is_fetched(model, base):
+        where = "from there" if MODEL_URI.match(str(model.path)) else "from the Hub"
+        yield f"spec.recipe.model.path: there is no folder {model.path} here, so the run takes it {where}"
+
+
+def store_notes(recipe: RecipeSpec) -> Iterator[str]:
+    """What reaches the object stores that the run reads or writes: an image has it where it was built so, and this
+    machine may not need it."""
+    for field, uri in (("model.path", recipe.model.path), ("checkpoint.uri", recipe.checkpoint.uri)):
+        scheme, _, rest = (uri or "").partition("://")
+        if not rest:
+            continue
+        from polyrl_trainer.checkpoints.store import PACKAGES  # torch: seconds
+
+        if scheme not in PACKAGES:
+            continue
+        extra = PACKAGES[scheme]
+        name = extra[extra.index("[") + 1 : -1]
+        here = "" if find_spec(f"{name}fs") else f"; here it needs pip install '{extra}'"
+        yield (
+            f"spec.recipe.{field}: the trainer's image reaches {scheme}:// only if it was built with EXTRA=\"trainer"
+            f' {name}"{here}'
+        )
 
 
 def notes(job: PolyRLJob) -> list[str]:
-    """What a local run leaves aside: one note that names the cluster-only fields which the user set, or nothing."""
+    """What a local run has otherwise than a cluster: the pods of its trainer, and the cluster-only fields that the user
+    set, all in one note."""
     given = job.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     fields = [path_text(path) for path in _cluster_only(manifest_schema(), given, ())]
-    if not fields:
-        return []
-    return [f"on this machine {', '.join(fields)} {'has' if len(fields) == 1 else 'have'} no effect (cluster only)"]
+    found = list(_pods_as_processes(job.spec.trainer))
+    if fields:
+        has = "has" if len(fields) == 1 else "have"
+        found.append(f"on this machine {', '.join(fields)} {has} no effect (cluster only)")
+    return found
+
+
+def _pods_as_processes(trainer: TrainerSpec) -> Iterator[str]:
+    if trainer.replicas > 1:
+        yield (
+            f"on this machine spec.trainer.replicas ({trainer.replicas}) times processesPerPod"
+            f" ({trainer.processes_per_pod}) is {trainer.learner_processes} processes that learn beside each other"
+        )
 
 
 def _cluster_only(node: Schema, given: Any, path: FieldPath) -> Iterator[FieldPath]:
@@ -138,7 +181,7 @@ def _faults(data: dict[str, Any], error: ValidationError) -> list[ManifestFault]
         details = [detail for detail in details if detail["loc"] in (("apiVersion",), ("kind",))]
     faults: list[ManifestFault] = []
     wrong: set[FieldPath] = set()
-    for detail in details:
+    for detail in details[: MAX_FAULTS + 1]:
         path = detail["loc"]
         if detail["type"] == "extra_forbidden":
             text, meant = unknown_field(path)
@@ -147,6 +190,8 @@ def _faults(data: dict[str, Any], error: ValidationError) -> list[ManifestFault]
             text = sentence(detail, path)
         faults.append(ManifestFault(path, text))
         wrong.add(path[:-1] if detail["type"] == "missing" else path)
+    if len(details) > MAX_FAULTS:
+        return faults
     if any(detail["type"] != RULE_ERROR for detail in details):
         faults += _faults_of_rules(data, wrong)
     return faults

@@ -24,6 +24,11 @@ MAX_GUESSES: Final = 4
 MAX_LISTED: Final = 12
 """Names listed when no known field is close to a misspelt one."""
 
+_BARE: Final = (
+    "is no place without credentials; write it as {}, without user:password@, ?, # and ::, and give accounts by"
+    " environment variables of a Secret"
+)
+
 _SHAPES: Final = {
     "function": "is not of the form module:function",
     "filterFunction": "is not of the form module:function",
@@ -32,9 +37,15 @@ _SHAPES: Final = {
     "classPath": "is not of the form module:Class",
     "currency": "is not three capital letters, as USD",
     "cidr": "is not an address range, as 10.0.0.0/8",
+    "path": _BARE.format("s3://BUCKET/PLACE"),
+    "uri": _BARE.format("s3://BUCKET/PLACE, gs://BUCKET/PLACE or file:///PLACE"),
+    "trackingUri": _BARE.format("http://mlflow:5000"),
     "name": "may only hold lower case letters, digits and dashes, and begins and ends with a letter or digit",
 }
 """What a field's pattern means, by the field's name."""
+
+_UNSHOWN: Final = frozenset({"path", "uri", "trackingUri"})
+"""Fields whose wrong value may be a credential, which no terminal and no log of a CI should show."""
 
 
 def sentence(error: ErrorDetails, path: FieldPath) -> str:
@@ -136,6 +147,12 @@ def _missing(error: ErrorDetails, path: FieldPath) -> str:
     return f"is required ({meaning[:1].lower()}{meaning[1:]})" if meaning else "is required"
 
 
+def _shape(error: ErrorDetails, path: FieldPath) -> str:
+    name = str(path[-1])
+    right = _SHAPES.get(name, "has not the right form")
+    return right if name in _UNSHOWN else f"{shown(error['input'])} {right}"
+
+
 def _entries(error: ErrorDetails, path: FieldPath) -> str:
     have = len(error["input"]) if isinstance(error["input"], list) else 0
     return f"has {have} {'entry' if have == 1 else 'entries'}; {_limit(error)} needed"
@@ -171,9 +188,7 @@ _SENTENCES: Final[dict[str, str | Callable[[ErrorDetails, FieldPath], str]]] = {
     "less_than_equal": "{given} is more than the most allowed, {le}",
     "greater_than": "{given} is not more than {gt}",
     "less_than": "{given} is not less than {lt}",
-    "string_pattern_mismatch": lambda error, path: (
-        f"{shown(error['input'])} {_SHAPES.get(str(path[-1]), 'has not the right form')}"
-    ),
+    "string_pattern_mismatch": _shape,
     "string_too_short": _length,
     "string_too_long": _length,
     "too_short": _entries,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,10 +15,13 @@ from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import ModelSpec
 from polyrl.memory.known_models import KNOWN_MODELS, known_config
 from polyrl.memory.sizes import ModelSizes, parameters_of
+from polyrl_trainer.backends.configs import SpecialTokens
 from polyrl_trainer.data.hub import cached_folder
 
 SAVED_BYTES: Final = {"float32": 4, "torch.float32": 4}
 """Per parameter in a model's files; else 2."""
+CONFIG_BYTES: Final = 16 << 20
+"""Read of a config at most; one has kilobytes."""
 
 
 def num_parameters(model: ModelSpec, base: Path) -> int:
@@ -33,7 +38,7 @@ def config_fields(model: ModelSpec, base: Path) -> Mapping[str, Any]:
     if model.path is None:
         return model.config or {}
     try:
-        config: Any = json.loads((_folder(model, base) / "config.json").read_bytes())
+        config: Any = json.loads(_value_in(_folder(model, base) / "config.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
@@ -42,9 +47,11 @@ def config_fields(model: ModelSpec, base: Path) -> Mapping[str, Any]:
 def planned_sizes(model: ModelSpec, base: Path) -> tuple[ModelSizes, str]:
     """What memory depends on, and where it was found: in the manifest, in the model's folder, or among usual models.
     Raises UserError for a model that is in none of them."""
+    if model.config is not None and (sizes := ModelSizes.of(_with_defaults(model.config))):
+        return sizes, "recipe.model.config"
     sizes = ModelSizes.of(config_fields(model, base), num_parameters(model, base))
     if sizes is not None:
-        return sizes, "recipe.model.config" if model.path is None else "its config.json"
+        return sizes, "its config.json"
     sizes = ModelSizes.of(known_config(model.path or ""))
     if sizes is not None:
         return sizes, "the sizes of usual models"
@@ -55,11 +62,28 @@ def planned_sizes(model: ModelSpec, base: Path) -> tuple[ModelSizes, str]:
     )
 
 
+def _with_defaults(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the model would be made of: the manifest names what differs from its architecture alone."""
+    from polyrl_trainer.backends.models.model_config import model_config  # transformers: seconds
+
+    made: Mapping[str, Any] = model_config(fields, SpecialTokens(), None).to_dict()
+    return made
+
+
 def size_notes(spec: JobSpec, base: Path) -> list[str]:
     """What a GPU would have to hold; nothing for a tiny model, or for one that is not on this machine yet."""
     model = spec.recipe.model
     line = estimate_line(spec, ModelSizes.of(config_fields(model, base), num_parameters(model, base)))
     return [line] if line else []
+
+
+def _value_in(file: Path) -> bytes:
+    """Of an ordinary file, which a Hub's cache has behind a link. Raises OSError, ValueError for what is none."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
+        found = os.fstat(opened.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > CONFIG_BYTES:
+            raise ValueError("no model's config")
+        return opened.read()
 
 
 def _folder(model: ModelSpec, base: Path) -> Path:

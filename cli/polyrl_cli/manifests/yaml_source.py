@@ -22,8 +22,15 @@ FieldPath = tuple[str | int, ...]
 MAX_BYTES: Final = 1 << 20
 """An API server takes objects of 1.5 MiB at most; a manifest near it is another file."""
 
-MAX_VALUES: Final = 100_000
-"""Values after aliases are expanded: ten times a large manifest, and far below what an alias bomb makes."""
+MAX_VALUES: Final = 20_000
+"""Values, also after aliases are expanded: many times a large manifest, read in about a second, and far below what an
+alias bomb makes."""
+
+MAX_KEY_CHARS: Final = 512
+"""Kubernetes' own longest keys, those of annotations, have 317."""
+
+MAX_FAULTS: Final = 100
+"""Shown; nobody mends more at once, and each costs a search for the name that was meant."""
 
 MAX_DEPTH: Final = 64
 """Pod templates, the deepest part, need about 15."""
@@ -43,6 +50,8 @@ _PLAIN: Final = (
     ("merge", r"<<", ["<"]),
 )
 
+_TOO_MANY: Final = f"has more than {MAX_VALUES:,} values, those of expanded aliases among them"
+
 _TAG: Final = "tag:yaml.org,2002:"
 
 _HINTS: Final = (
@@ -58,8 +67,21 @@ _HINTS: Final = (
 )
 
 
+class _TooMany(Exception):
+    """More values than a manifest has."""
+
+
 class _Reader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own protocol: a class-wide table
+    _nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Ends with the first value too many, before the rest is read."""
+        self._nodes += 1
+        # A key is a node too.
+        if self._nodes > 2 * MAX_VALUES:
+            raise _TooMany
+        return super().compose_node(parent, index)
 
 
 for _name, _pattern, _first in _PLAIN:
@@ -110,17 +132,31 @@ def read_source(file: Path) -> ManifestSource:
     """The file's one document. Raises InvalidManifest for whatever keeps it from being read."""
     try:
         if not file.is_file():
-            raise InvalidManifest([f"{file}: {'is a folder; name the file' if file.is_dir() else 'no such file'}"])
-        content = file.read_bytes()
+            raise InvalidManifest([f"{file}: {_what_else(file)}"])
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise InvalidManifest([f"{file}: cannot be read ({error.strerror})"]) from error
     if len(content) > MAX_BYTES:
-        raise InvalidManifest([f"{file}: has {len(content):,} bytes; a manifest has at most {MAX_BYTES:,}"])
+        raise InvalidManifest([f"{file}: has {max(size, len(content)):,} bytes; a manifest has at most {MAX_BYTES:,}"])
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidManifest([f"{file}: is not text in UTF-8 (byte {error.start} cannot be read)"]) from error
     return parse(text, str(file))
+
+
+def _what_else(file: Path) -> str:
+    if file.is_dir():
+        return "is a folder; name the file"
+    return "is a pipe, socket or device; name a file" if file.exists() else "no such file"
+
+
+def few(lines: Sequence[str]) -> list[str]:
+    """As many faults as are shown, and that there are more."""
+    more = [f"and more: the first {MAX_FAULTS} faults are shown"] if len(lines) > MAX_FAULTS else []
+    return [*lines[:MAX_FAULTS], *more]
 
 
 def parse(text: str, name: str) -> ManifestSource:
@@ -136,10 +172,12 @@ def parse(text: str, name: str) -> ManifestSource:
         found = f"{error.context or ''}; {error.problem or ''}"
         hint = next((hint for sign, hint in _HINTS if sign in found), error.problem or "it cannot be read")
         raise InvalidManifest([f"{name}:{mark.line + 1 if mark else 1} is not valid YAML: {hint}"]) from error
+    except _TooMany as error:
+        raise InvalidManifest([f"{name}: {_TOO_MANY}"]) from error
     except RecursionError as error:
         raise InvalidManifest([f"{name}: is nested too deeply"]) from error
     if walk.faults:
-        raise InvalidManifest([f"{name}:{line} {sentence}" for line, sentence in sorted(walk.faults)])
+        raise InvalidManifest(few([f"{name}:{line} {sentence}" for line, sentence in sorted(walk.faults)]))
     return ManifestSource(name, data, lines=walk.lines)
 
 
@@ -151,20 +189,24 @@ class _PlainData:
         self.lines: dict[FieldPath, int] = {}
         self.faults: list[tuple[int, str]] = []
         self._values = 0
+        self._chars = 0
 
     def value(self, node: yaml.Node, path: FieldPath) -> Any:
         """Plain data of a node and all below it. Raises InvalidManifest for alias bombs and loops."""
-        self._values += 1
+        self._count()
         if len(path) > MAX_DEPTH:
             raise InvalidManifest([f"{self.name}: is nested deeper than {MAX_DEPTH}, or an alias holds itself"])
-        if self._values > MAX_VALUES:
-            raise InvalidManifest([f"{self.name}: has more than {MAX_VALUES:,} values once its aliases are expanded"])
         self.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
         return self._scalar(node, path)
+
+    def _count(self) -> None:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise _TooMany
 
     def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
         made: dict[str, Any] = {}
@@ -177,6 +219,9 @@ class _PlainData:
                     merged = self._mapping(part, path) | merged
             elif not isinstance(key_node, yaml.ScalarNode):
                 self.faults.append((line, f"{path_text(path)}: a key must be plain text"))
+            elif len(key_node.value) > MAX_KEY_CHARS:
+                fault = f"a key has {len(key_node.value):,} characters; {MAX_KEY_CHARS} are allowed"
+                self.faults.append((line, f"{path_text(path)}: {fault}"))
             elif key_node.value in first:
                 below = path_text((*path, key_node.value))
                 self.faults.append((line, f"{below}: stands twice; the first is on line {first[key_node.value]}"))
@@ -189,12 +234,20 @@ class _PlainData:
         """The mappings that `<<` names."""
         for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if isinstance(part, yaml.MappingNode):
+                # Mappings of nothing but merges have no value that would be counted, and double with each line.
+                self._count()
                 yield part
             else:
                 self.faults.append((line, "<<: merges fields (an alias to a mapping), nothing else"))
 
     def _scalar(self, node: yaml.Node, path: FieldPath) -> Any:
         kind, text = node.tag.removeprefix(_TAG), str(node.value)
+        self._chars += len(text)
+        if self._chars > MAX_BYTES:
+            # One text of many aliases is little here, and gigabytes where the job is written.
+            raise InvalidManifest(
+                [f"{self.name}: has more than {MAX_BYTES:,} characters once its aliases are expanded"]
+            )
         try:
             return _SCALARS[kind](text)
         except (KeyError, ValueError):

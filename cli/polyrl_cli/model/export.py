@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
 
 from polyrl.errors import UNDECODABLE, UserError
-from polyrl.model_card import CARD, ORIGIN, ModelOrigin, model_card
-from polyrl_cli.local.run_folder import find_run
-from polyrl_cli.model.sealed import MODEL, SEAL, copy_sealed, find_checkpoint, new_folder, read_seal
+from polyrl.history.model_card import CARD, ORIGIN, ModelOrigin, model_card
+from polyrl_cli.local.run_folder import VALUE_BYTES, find_run
+from polyrl_cli.model.sealed import MODEL, SEAL, copy_sealed, find_checkpoint, new_folder, read_seal, require_room
 
 
 class _Results(msgspec.Struct, frozen=True):
@@ -23,14 +24,15 @@ def export_lines(run: Path, target: Path, step: int | None) -> list[str]:
     folder = find_run(run)
     checkpoint, newest = find_checkpoint(folder.checkpoints, step)
     files = read_seal((checkpoint / SEAL).read_bytes(), str(checkpoint / SEAL)).of_model()
+    sizes = [sealed.size for sealed in files.values()]
     with new_folder(target) as unfinished:
+        require_room(sizes, shutil.disk_usage(unfinished).free)
         for name, sealed in files.items():
             copy_sealed(checkpoint / MODEL / name, unfinished / name, sealed)
         if newest:
             # The last evaluation comes after the last checkpoint.
             complete_card(unfinished, folder.trainer_result)
-    size = sum(sealed.size for sealed in files.values())
-    return [f"{target}: the model of {checkpoint.name}, {len(files)} files, {size:,} bytes"]
+    return [f"{target}: the model of {checkpoint.name}, {len(files)} files, {sum(sizes):,} bytes"]
 
 
 def complete_card(model: Path, trainer_result: Path) -> None:
@@ -40,7 +42,7 @@ def complete_card(model: Path, trainer_result: Path) -> None:
     if not (file.is_file() and trainer_result.is_file()):
         return
     try:
-        results = msgspec.json.decode(trainer_result.read_bytes(), type=_Results)
+        results = msgspec.json.decode(_value_in(trainer_result), type=_Results)
     except UNDECODABLE as error:
         raise UserError(f"{trainer_result}: not written by PolyRL: {error}") from error
     origin = read_origin(file)
@@ -52,6 +54,13 @@ def complete_card(model: Path, trainer_result: Path) -> None:
 def read_origin(file: Path) -> ModelOrigin:
     """`polyrl.json`. Raises UserError when it cannot be read."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=ModelOrigin)
+        return msgspec.json.decode(_value_in(file), type=ModelOrigin)
     except (OSError, *UNDECODABLE) as error:
         raise UserError(f"{file}: does not say where a model comes from: {error}") from error
+
+
+def _value_in(file: Path) -> bytes:
+    size = file.stat().st_size
+    if size > VALUE_BYTES:
+        raise UserError(f"{file}: has {size:,} bytes; at most {VALUE_BYTES:,} are read")
+    return file.read_bytes()

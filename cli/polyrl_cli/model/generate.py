@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from polyrl import interpreter
 from polyrl.errors import UserError
+from polyrl.history.model_card import ORIGIN, REWARD_MODEL
 from polyrl.manifest.job import read_job
-from polyrl.model_card import ORIGIN, REWARD_MODEL
 from polyrl_cli.local.run_folder import RunFolder, existing_folder
+from polyrl_cli.model.bounds import within_bounds
 from polyrl_cli.model.export import read_origin
+from polyrl_cli.model.loading import answering_model, answering_tokenizer, in_a_sentence, refuse_odd_files
 from polyrl_cli.model.sealed import MODEL, find_checkpoint
 
-SHOWN_REASON: Final = 200
-"""Characters of a foreign error."""
+MOST_TOKENS: Final = 1 << 17
+"""Of an answer whose length a model's folder alone names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class HowToAnswer:
     """How to answer."""
 
     max_tokens: int | None
-    """None: as many as the run's samples had."""
+    """None: as many as the run's samples had, MOST_TOKENS at most."""
     temperature: float
     """0 takes the likeliest token each time."""
     seed: int
@@ -42,9 +45,10 @@ def generate_lines(
     if wanted.answers > 1 and wanted.temperature == 0:
         raise UserError(f"--n {wanted.answers}: at temperature 0 all answers are the same; set --temperature")
     folder = weights_folder(place, step)
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
+    refuse_odd_files(folder)
+    with interpreter.loading():
+        import torch
+        from transformers.utils.logging import disable_progress_bar
 
     origin = read_origin(folder / ORIGIN)
     if origin.stage == REWARD_MODEL:
@@ -52,29 +56,22 @@ def generate_lines(
             f"{folder}: a reward model gives a number and writes nothing; its card shows how to score with it"
         )
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    tokenizer = _loaded(AutoTokenizer, folder)
-    ids = prompt_ids(tokenizer, prompt, chat=origin.chat, system_prompt=origin.system_prompt)
-    model = _loaded(AutoModelForCausalLM, folder)
+    with within_bounds(folder):
+        tokenizer = answering_tokenizer(folder)
+        ids = prompt_ids(tokenizer, prompt, chat=origin.chat, system_prompt=origin.system_prompt)
+        model = answering_model(folder)
     torch.manual_seed(wanted.seed)
     how = {"do_sample": True, "temperature": wanted.temperature} if wanted.temperature else {"do_sample": False}
-    # Whatever else a generation config may ask for, samples were drawn from the policy as it is.
     how |= {"top_k": 0, "top_p": 1.0} if wanted.temperature else {}
     inputs = torch.tensor([ids] * wanted.answers)
-    limit = wanted.max_tokens or origin.max_new_tokens
+    limit = wanted.max_tokens or min(origin.max_new_tokens, MOST_TOKENS)
     remark = context_note(len(ids), limit, _context(place, model.config))
     if remark is not None:
         note(remark)
-    output = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=limit, **how)
+    with in_a_sentence(folder, "cannot answer"):
+        output = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=limit, **how)
     for answer in output[:, len(ids) :]:
         yield tokenizer.decode(answer, skip_special_tokens=True)
-
-
-def _loaded(kind: Any, folder: Path) -> Any:
-    try:
-        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:SHOWN_REASON]
-        raise UserError(f"{folder}: cannot be loaded, and code of a model's folder is not run: {reason}") from error
 
 
 def _context(place: Path, config: Any) -> int | None:
@@ -117,7 +114,8 @@ def prompt_ids(tokenizer: Any, prompt: str, *, chat: bool, system_prompt: str = 
         else:
             ids = tokenizer(prompt)["input_ids"]
     except Exception as error:
-        raise UserError(f"the prompt cannot be read by the model's tokenizer: {error}") from error
+        reason = str(error) or type(error).__name__
+        raise UserError(f"the prompt cannot be read by the model's tokenizer: {reason}") from error
     known = tokenizer.decode(ids, skip_special_tokens=True)
     lost = sorted(set(prompt) - set(known))
     # Some tokenizers lower the case; what was left out makes the text shorter.

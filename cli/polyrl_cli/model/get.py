@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from polyrl.cluster.actions import Object
 from polyrl.errors import UNDECODABLE, RunFailed, UserError
 from polyrl.worker import Role
 from polyrl_cli.model.export import complete_card
-from polyrl_cli.model.sealed import LEARNERS_OWN, MODEL, CheckpointFiles, check_sealed, new_folder
+from polyrl_cli.model.sealed import LEARNERS_OWN, MODEL, CheckpointFiles, check_sealed, new_folder, require_room
 from polyrl_cli.remote import read_in_container
 from polyrl_cli.remote.chaos import live_workers
 from polyrl_cli.remote.cluster import ClusterOptions, UserCluster, user_cluster
@@ -35,12 +36,12 @@ RESULT: Final = "trainer-result.json"
 BESIDE: Final = ("metrics.jsonl", "samples.jsonl", RESULT)
 """Files of the run that come as well, if there are any."""
 
-SILENCE_S: Final = 60.0
-"""Longest wait for the next bytes."""
+PIECE_WAIT_S: Final = 60.0
+"""Longest wait for the next PIECE_BYTES."""
+PIECE_BYTES: Final = 1 << 20
+"""17 kB/s, a modem twice over: whoever sends a byte a minute would be waited for until the end of days."""
 MAX_OFFER_BYTES: Final = 16 << 20
 """Of the list of files; a checkpoint has tens."""
-MAX_FREE_SHARE: Final = 0.9
-"""Of the disk's free room that may be filled."""
 
 Emit = Callable[[str], None]
 
@@ -60,6 +61,8 @@ class ByteReader:
 
     def __init__(self, parts: AsyncIterator[bytes]) -> None:
         self._parts, self._left = parts, b""
+        self._waited, self._came = 0.0, 0
+        """Seconds and bytes of the newest PIECE_BYTES."""
 
     async def line(self) -> bytes:
         """Up to the next line end. Raises RunFailed when none comes."""
@@ -78,13 +81,18 @@ class ByteReader:
             size, self._left = size - min(size, len(part)), part[size:]
 
     async def _next(self) -> bytes:
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(SILENCE_S):
+            async with asyncio.timeout(PIECE_WAIT_S - self._waited):
                 part = await anext(self._parts, None)
         except TimeoutError:
-            raise RunFailed(f"nothing came for {SILENCE_S:g} s; try again") from None
+            raise RunFailed(f"{self._came:,} bytes came within {PIECE_WAIT_S:g} s; try again") from None
         if part is None:
             raise RunFailed("the connection broke off before all had come; try again")
+        # What is done with the bytes between two waits is nobody else's fault.
+        self._waited, self._came = self._waited + time.monotonic() - began, self._came + len(part)
+        if self._came >= PIECE_BYTES:
+            self._waited, self._came = 0.0, 0
         return part
 
 
@@ -144,9 +152,7 @@ def check_offer(offer: Offer, free_bytes: int) -> None:
         raise RunFailed("the cluster offers other files than the checkpoint was sealed with")
     if wrong := [name for name, size in model.items() if found[name] != size]:
         raise RunFailed(f"{wrong[0]}: is not what the checkpoint was sealed with (size)")
-    wanted = sum(found.values())
-    if min(found.values()) < 0 or wanted > free_bytes * MAX_FREE_SHARE:
-        raise UserError(f"{wanted:,} bytes would come, {free_bytes:,} are free here")
+    require_room(found.values(), free_bytes)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
@@ -28,6 +28,9 @@ NOT_SEALED: Final = "is not what the checkpoint was sealed with (size or checksu
 LEARNERS_OWN: Final = ("optimizer.safetensors", "rng.safetensors", "training_state.json", "value_head.safetensors")
 """Of no use to those who use the model, and twice its size."""
 
+MAX_FREE_SHARE: Final = 0.9
+"""Of the disk's free room that may be filled."""
+
 
 class SealedFile(msgspec.Struct, frozen=True):
     """What a file must be."""
@@ -44,13 +47,13 @@ class CheckpointFiles(msgspec.Struct, frozen=True):
     """Counts the saves of a run."""
 
     def of_model(self) -> dict[str, SealedFile]:
-        """By the name within the model's folder. Raises UserError for a name that would leave it."""
+        """By the name within the model's folder. Raises UserError for a name that would leave it, or is none."""
         found = {
             name.removeprefix(f"{MODEL}/"): sealed for name, sealed in self.files.items() if name.startswith(MODEL)
         }
         for name in found:
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise UserError(f"{SEAL} names a file outside the model's folder: {name}")
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\0" in name:
+                raise UserError(f"{SEAL} names a file that no model's folder has: {name}")
         return {name: sealed for name, sealed in found.items() if name not in LEARNERS_OWN}
 
 
@@ -96,6 +99,13 @@ def new_folder(target: Path) -> Iterator[Path]:
         place = str(error.filename or target)
         named = str(target) if place.startswith(str(unfinished)) else place
         raise UserError(f"{named}: {error.strerror}") from error
+
+
+def require_room(sizes: Collection[int], free: int) -> None:
+    """Raises UserError for files of more bytes than may come, or of less than none: a seal may claim any size."""
+    wanted = sum(sizes)
+    if min(sizes, default=0) < 0 or wanted > free * MAX_FREE_SHARE:
+        raise UserError(f"{wanted:,} bytes would come, {free:,} are free here")
 
 
 def copy_sealed(source: Path, target: Path, sealed: SealedFile) -> None:

@@ -30,7 +30,7 @@ from polyrl_cli.remote.status import ended, find_condition, headline, status_rep
 from polyrl_cli.report.progress import PLAIN_EVERY_S
 from polyrl_operator.api.client import ApiError
 from polyrl_operator.api.kinds import EVENT, JOB
-from polyrl_trainer.data.hub import is_on_a_hub
+from polyrl_trainer.data.hub import is_fetched
 
 NO_OPERATOR_S: Final = 20.0
 """After which a job without any status is worth a line: an operator needs a second."""
@@ -201,7 +201,7 @@ def code_config_map(job: PolyRLJob, manifest: Path, namespace: str) -> Object | 
     folder = _own(here, job.spec.recipe.code.path, "spec.recipe.code.path")
     files = {path.name: path for path in sorted(folder.glob("*.py"))}
     for place, written, _ in named_files(job.spec.recipe):
-        if Path(written).is_absolute() or (place == MODEL_PATH and is_on_a_hub(job.spec.recipe.model, manifest.parent)):
+        if Path(written).is_absolute() or (place == MODEL_PATH and is_fetched(job.spec.recipe.model, manifest.parent)):
             continue
         file = here / written
         if file.resolve().parent != folder or not file.is_file():

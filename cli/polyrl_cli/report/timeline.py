@@ -16,7 +16,7 @@ from typing import IO
 
 import msgspec
 
-from polyrl.errors import UNDECODABLE
+from polyrl.errors import rows_of
 from polyrl.history.fleet import FLEET, RUN, FleetEvent
 from polyrl.history.rows import LARGEST, MetricsRow, parse_metrics
 from polyrl.sample import Pool
@@ -69,16 +69,12 @@ def num_serving(status: ManagerStatus) -> int:
 def read_timeline(file: Path) -> list[FleetEvent]:
     """All whole lines of a timeline. One that is no event is left out: the last may be torn, a received one may be
     anything."""
-    lines = file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
-    events = []
-    for line in lines:
-        try:
-            event = msgspec.json.decode(line, type=FleetEvent)
-        except UNDECODABLE:
-            continue
-        if max(abs(event.time), abs(event.t), abs(event.engines)) <= LARGEST:
-            events.append(event)
-    return events
+    if not file.is_file():
+        return []
+    with file.open("rb") as lines:
+        whole = (line for line in lines if line.endswith(b"\n"))
+        events = rows_of(whole, msgspec.json.Decoder(FleetEvent).decode)
+        return [event for event in events if max(abs(event.time), abs(event.t), abs(event.engines)) <= LARGEST]
 
 
 class MetricsTail:

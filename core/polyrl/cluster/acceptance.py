@@ -6,6 +6,7 @@ is used up is no fault of the template: such a job is accepted and waits for roo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -19,6 +20,7 @@ from polyrl.cluster.resources.template import Fields, template_fields
 from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.cluster.state import ReconcileState
 from polyrl.manifest.job import JobSpec, PolyRLJob
+from polyrl.manifest.recipe import HUB_ID
 from polyrl.manifest.rollout import CapacityPolicy
 from polyrl.sample import Pool
 from polyrl.worker import Role
@@ -117,6 +119,7 @@ def _pools(ctx: ReconcileContext) -> list[Pool]:
 
 
 DISRUPTED: Final = "karpenter.sh/disrupted"
+COMMIT: Final = re.compile(r"@[0-9a-f]{40}$")
 DO_NOT_DISRUPT: Final = "karpenter.sh/do-not-disrupt"
 
 
@@ -126,8 +129,13 @@ def unsupported(job: PolyRLJob) -> str:
 
 
 def _faults(spec: JobSpec) -> Iterator[str]:
-    if spec.trainer.replicas != 1:
-        yield f"spec.trainer.replicas: {spec.trainer.replicas} ranks are not supported yet; it must be 1"
+    model = spec.recipe.model
+    on_a_hub = HUB_ID.fullmatch(model.path or "") or (model.path or "").startswith("hf://")
+    if spec.trainer.replicas > 1 and on_a_hub and COMMIT.search(f"@{model.revision or model.path}") is None:
+        yield (
+            f"spec.recipe.model.revision: each of {spec.trainer.replicas} trainer pods fetches {model.path}; name a"
+            " commit of 40 hexadecimal digits, so that all have the same"
+        )
     for role in ("manager", "trainer", "rollout"):
         _, pod = template_fields(getattr(spec, role).template)
         for key in ("command", "args"):

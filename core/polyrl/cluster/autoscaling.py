@@ -38,7 +38,7 @@ from polyrl.manifest.scaling import Objective, ScalingMode
 from polyrl.manifest.spec import JobSpec
 from polyrl.manifest.status import ScalingStatus
 from polyrl.sample import Pool
-from polyrl.status import FinishedStep, ManagerStatus, StepValue
+from polyrl.status import MAX_MEASURE, FinishedStep, ManagerStatus, StepValue
 from polyrl.worker import num_rollouts
 
 STALE_STEPS: Final = 3.0
@@ -305,7 +305,7 @@ def _measured(
 
 
 def _millis(seconds: float) -> int:
-    return max(0, round(seconds * 1000))
+    return round(min(max(0.0, seconds), MAX_MEASURE) * 1000)
 
 
 def between_steps(ctx: ReconcileContext) -> bool:

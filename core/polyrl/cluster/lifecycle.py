@@ -19,7 +19,7 @@ from polyrl.cluster.reasons import FailureReason
 from polyrl.cluster.timestamps import unix
 from polyrl.manifest.job import KIND
 from polyrl.manifest.status import Failure
-from polyrl.worker import Role
+from polyrl.worker import HANDED_OVER_EXIT, Role
 
 END_MESSAGE_LENGTH: Final = 1024
 """Characters of the trainer's last words that are kept."""
@@ -119,6 +119,11 @@ def _failure(ctx: ReconcileContext, trainer: TrainerFacts) -> Failure:
 
 
 def _culprit(ctx: ReconcileContext) -> PodFacts | None:
-    """The newest trainer pod that failed by itself."""
+    """The newest trainer pod that failed by itself; the others of a group handed over because it did."""
     failed = [pod for pod in ctx.facts.of_role(Role.TRAINER) if pod.phase is PodPhase.FAILED]
-    return next((pod for pod in reversed(failed) if not pod.disruption), failed[-1] if failed else None)
+    own = (pod for pod in reversed(failed) if not pod.disruption and not _handed_over(pod))
+    return next(own, failed[-1] if failed else None)
+
+
+def _handed_over(pod: PodFacts) -> bool:
+    return any(end.code == HANDED_OVER_EXIT for end in pod.exits)

@@ -44,6 +44,8 @@ ANNOTATION_RELEASED: Final = f"{GROUP}/released"
 AGENTS_PORT: Final = 5001
 TRAINER_PORT: Final = 5002
 PUBLISHER_PORT: Final = 5003
+LEARNERS_PORT: Final = 5004
+EXCHANGE_PORT: Final = 5005
 """Fixed inside pods, where nobody else listens; the HTTP port is the manifest's `manager.port`."""
 
 JOB_DIR: Final = "/polyrl/job"
@@ -56,6 +58,13 @@ RUN_DIR: Final = "/polyrl/run"
 JOURNAL_DIR: Final = "/polyrl/journal"
 MANIFEST_DIR: Final = "/polyrl/manifest"
 """Where the manifest's relative paths start from."""
+
+FETCHED_DIR: Final = "/polyrl/fetched"
+"""Trainer only: models that were fetched."""
+MODEL_DIR: Final = "/polyrl/model"
+"""Trainer only: the claim that the model is in."""
+FETCH_CONTAINER: Final = "fetch"
+"""The trainer's, which fetches the model."""
 
 EPOCH: Final = 1
 """On a cluster a job has one epoch: suspend and resume are to the ledger what a kill of everything is."""
@@ -71,6 +80,12 @@ def manager_service(job: str) -> str:
 def trainer_name(job: str) -> str:
     """Name of the trainer's Job, headless Service, volume claim and disruption budget."""
     return f"{job}-trainer"
+
+
+def first_trainer_host(job: str, namespace: str, cluster_domain: str) -> str:
+    """Whole DNS name of the trainer's first pod, dot and all, so that no search domain is asked."""
+    name = trainer_name(job)
+    return f"{name}-0.{name}.{namespace}.svc.{cluster_domain}."
 
 
 AGENT_FILES: Final = ("agent.key",)

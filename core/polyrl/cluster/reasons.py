@@ -64,6 +64,8 @@ class ConditionReason(StrEnum):
     """The trainer is ready."""
     STARTING = "Starting"
     """The trainer starts."""
+    FETCHING_MODEL = "FetchingModel"
+    """The trainer's pod fetches the model; its container `fetch` logs how much has come."""
     IMAGE_NOT_PULLED = "ImageNotPulled"
     """A pod waits for an image that its kubelet cannot pull."""
     DISRUPTED = "Disrupted"

@@ -32,6 +32,9 @@ LEAST_ERROR: Final = 0.02
 LEAST_STEP_GAIN: Final = 0.2
 """Growing by 1 % must shorten the step by 0.2 %, else it does not pay: the shared work must be a fifth of the step."""
 
+FEWEST: Final = 1e-3
+"""Engines in the mean: fewer are none."""
+
 SHORTEST_S: Final = 1e-3
 """A time below this is not measured but rounded away."""
 
@@ -70,7 +73,7 @@ class StepModel:
 
 def is_measure(step: FinishedStep) -> bool:
     """Whether it says what engines are worth."""
-    return step.steady and step.engines > 0 and step.rollout_seconds >= SHORTEST_S
+    return step.steady and step.engines >= FEWEST and step.rollout_seconds >= SHORTEST_S
 
 
 def fit_steps(steps: Sequence[FinishedStep]) -> StepModel:
@@ -86,7 +89,7 @@ def fit_steps(steps: Sequence[FinishedStep]) -> StepModel:
     mean_x = sum(x * count for x, _, count in points) / weight
     mean_y = sum(y * count for _, y, count in points) / weight
     whole = mean_y / mean_x
-    reported = min(whole, median(one.shared_engine_seconds for one in steps))
+    reported = min(whole, max(0.0, median(one.shared_engine_seconds for one in steps)))
     noise, error = (NOISE * mean_y) ** 2, (REPORT_ERROR * reported + LEAST_ERROR * whole) ** 2
     seen = sum(count * (x - mean_x) * (y - mean_y) for x, y, count in points) / noise
     spread = sum(count * (x - mean_x) ** 2 for x, _, count in points) / noise

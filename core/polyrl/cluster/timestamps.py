@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Final
+
+LAST: Final = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 def earliest(dues: Iterable[float | None], *, after: float) -> float | None:
@@ -13,14 +16,16 @@ def earliest(dues: Iterable[float | None], *, after: float) -> float | None:
 
 
 def unix(timestamp: object) -> float | None:
-    """Unix seconds of an RFC 3339 time; None for anything else, as an absent field is."""
+    """Unix seconds of an RFC 3339 time from 1970 on; None for anything else, as an absent field is."""
     if not isinstance(timestamp, str):
         return None
     try:
         at = datetime.fromisoformat(timestamp)
     except ValueError:
         return None
-    return at.timestamp() if at.tzinfo is not None else None
+    seconds = at.timestamp() if at.tzinfo is not None else -1.0
+    # What is written again must be within the years of a datetime, whatever its zone.
+    return seconds if 0 <= seconds <= LAST else None
 
 
 def second(at: float) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any, Final
 
 import msgspec
 
-from polyrl.errors import UNDECODABLE
+from polyrl.errors import rows_of
 
 
 class MetricsRow(msgspec.Struct, frozen=True):
@@ -27,6 +28,10 @@ LARGEST_VALUE: Final = 1e250
 """Of what is drawn: sums and differences of many such values are still numbers."""
 
 
+MAX_ROW_BYTES: Final = 1 << 20
+"""Of a row, which has some hundred numbers: Python makes twenty times as much of the lists that one may hold."""
+
+
 def number(value: float) -> float:
     """At most LARGEST_VALUE, of either sign."""
     return float(max(-LARGEST_VALUE, min(value, LARGEST_VALUE)))
@@ -34,16 +39,13 @@ def number(value: float) -> float:
 
 def parse_metrics(text: bytes) -> list[MetricsRow]:
     """Lines to rows; a line that is none is left out, for the file is the trainer's own log and not a protocol."""
-    rows = []
-    for line in text.split(b"\n"):
-        try:
-            rows.append(_row(msgspec.json.decode(line, type=dict[str, Any])))
-        except (*UNDECODABLE, KeyError, ValueError):
-            continue
-    return rows
+    return list(rows_of(io.BytesIO(text), _row))
 
 
-def _row(fields: dict[str, Any]) -> MetricsRow:
+def _row(line: bytes) -> MetricsRow:
+    if len(line) > MAX_ROW_BYTES:
+        raise ValueError(f"a row of {len(line)} bytes is none")
+    fields = msgspec.json.decode(line, type=dict[str, Any])
     values = {name: number(value) for name, value in fields.items() if isinstance(value, int | float)}
     time, step = values.pop("time"), int(values.pop("step"))
     if max(abs(time), abs(step)) > LARGEST:

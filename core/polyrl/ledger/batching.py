@@ -12,7 +12,7 @@ the trainer takes the first answer to a request, so a second one with samples wo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple
 
@@ -29,13 +29,14 @@ DIGEST_BYTES: Final = 16
 """Of a request that was answered, in the journal."""
 
 
-def passes(group_filter: str, rewards: Sequence[float]) -> bool:
-    """Whether a training group with these rewards passes. Dynamic sampling is DAPO's (Yu et al. 2025). `custom` passes
-    everything here: the trainer decides it, through Reject."""
+def passes(group_filter: str, rewards: Sequence[float], of_turns: Sequence[Mapping[str, float]] = ()) -> bool:
+    """Whether a training group with these rewards passes. Dynamic sampling is DAPO's (Yu et al. 2025): what has no
+    gradient is left out, and a group has one where turns (`of_turns`, of each sample by name) were paid differently.
+    `custom` passes everything here: the trainer decides it, through Reject."""
     if group_filter == GroupFilter.ANY_SUCCESS:
         return any(reward > 0 for reward in rewards)
     if group_filter == GroupFilter.NONZERO_SPREAD:
-        return min(rewards) != max(rewards)
+        return min(rewards) != max(rewards) or any(one != of_turns[0] for one in of_turns)
     return True
 
 

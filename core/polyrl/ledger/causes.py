@@ -1,4 +1,4 @@
-"""Why assignments end unfinished, why engines pause, and how they leave."""
+"""Why assignments end unfinished, why engines pause or sleep, and how they leave."""
 
 from __future__ import annotations
 
@@ -69,3 +69,18 @@ class GoneCause(StrEnum):
     """It said that it leaves."""
     SILENT = "silent"
     """It gave no sign of life for `lost_s`."""
+    AWAKE = "awake"
+    """It did not sleep when the learner needed its device."""
+
+
+class RestPhase(StrEnum):
+    """Of one engine."""
+
+    AWAKE = "awake"
+    """It holds memory of its device."""
+    FALLING = "falling"
+    """It was ordered to sleep: it takes nothing new, and gives back what it runs."""
+    ASLEEP = "asleep"
+    """The device is the learner's."""
+    WAKING = "waking"
+    """It was ordered to wake, and has no weights yet."""

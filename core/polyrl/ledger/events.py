@@ -6,35 +6,15 @@ restart would learn anew (signs of life, load, timers); a journal may leave them
 
 from __future__ import annotations
 
-from enum import IntFlag
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
-import msgspec
-
-from polyrl.ledger.causes import MoveCause, QuarantineCause
+from polyrl.ledger.causes import MoveCause, QuarantineCause, RestPhase
+from polyrl.ledger.event import Event as Event, FollowUp as FollowUp
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose
 from polyrl.weights import WeightsRef
 from polyrl.wire import BatchRequest, EngineCapacity
-
-
-class FollowUp(IntFlag):
-    """What must be decided anew after an event."""
-
-    NONE = 0
-    """Nothing."""
-    PLACE = 1
-    """Work or room appeared."""
-    PACK = 2
-    """A waiting BatchRequest may have its answer."""
-
-
-class Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all events; `at` is the ledger's clock in seconds."""
-
-    follow_up: ClassVar[FollowUp] = FollowUp.NONE
-    durable: ClassVar[bool] = True
 
 
 class GroupSubmitted(Event, frozen=True):
@@ -336,7 +316,10 @@ class EngineGreeted(Event, frozen=True):
     """Others that it has verified."""
     seq: int = -1
     """`Hello.seq`"""
-    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
+    sleeps: bool = False
+    asleep: bool = False
+    """`Hello.sleeps`, `Hello.asleep`"""
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.PACK
 
 
 class EngineGreetedAgain(Event, frozen=True):
@@ -392,6 +375,23 @@ class EngineServing(Event, frozen=True):
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
+class EngineRests(Event, frozen=True):
+    """An engine on the trainer's devices was ordered to sleep or to wake by `due`, or sleeps."""
+
+    engine: str
+    phase: RestPhase
+    due: float
+    at: float
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.PACK
+
+
+class WakingPutOff(Event, frozen=True):
+    """Waking engines would cost more than it gains; looked at again `until` then."""
+
+    until: float
+    durable: ClassVar[bool] = False
+
+
 class WeightsAwaited(Event, frozen=True):
     """An engine could not load; the version is announced to it again at `retry_at` (inf: it was)."""
 
@@ -411,8 +411,7 @@ class EngineQuarantined(Event, frozen=True):
 
 
 class EngineDeparted(Event, frozen=True):
-    """The trainer's report of a step shows that an engine's tokens are others than the fleet's; it gets no work before
-    `until`."""
+    """By the trainer's report of a step an engine's tokens are others than the fleet's; no work before `until`."""
 
     engine: str
     step: int
@@ -445,7 +444,7 @@ class EngineGone(Event, frozen=True):
     cause: str
     """A GoneCause; text, so that an audit can say which other one a history holds."""
     at: float
-    follow_up: ClassVar[FollowUp] = FollowUp.PLACE
+    follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.PACK
 
 
 class GapSeen(Event, frozen=True):
@@ -465,11 +464,11 @@ class TextSent(Event, frozen=True):
 
 
 class LeasesRenewed(Event, frozen=True):
-    """We ourselves were away; nobody's silence before `at` counts, which may be in the future."""
+    """We ourselves were away; nobody's silence before `at` counts, which may be in the future, nor their speed; who was
+    silent already stays so until heard. Durable for the sake of that: who replays the tokens must measure the same."""
 
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
-    durable: ClassVar[bool] = False
 
 
 class Ticked(Event, frozen=True):

@@ -5,7 +5,8 @@
                idle while it learns, and would be in the way then
     busy       engines that run something, where a token takes longest first
     idle       engines that run nothing, the longest idle first
-    reserved   the trainer's own; `leaving` those that drain; `silent` those that gave no sign of life for a lease
+    reserved   the trainer's own; `leaving` those that drain; `silent` those that gave no sign of life for a lease;
+               `reading` those that have prompts to read
     kinds      how many engines take work of which version, with which context
 
 It follows from the state alone, is never saved, and a new one is made for a state that was read. Who records an event
@@ -62,6 +63,8 @@ class Fleet:
         self._reserved: dict[str, None] = {}
         self._draining: dict[str, None] = {}
         self._silent: dict[str, None] = {}
+        self._reading: dict[str, None] = {}
+        self._tried: dict[str, None] = {}
         self._changed: dict[str, None] = dict.fromkeys(state.engines)
         by_token = sorted(state.engines.values(), key=lambda engine: engine.token_at)
         self._tokenless = dict.fromkeys(engine.name for engine in by_token)
@@ -74,6 +77,8 @@ class Fleet:
         """When the queue was looked through last, see `placement`."""
         self.last_other = ""
         """An engine beside the trainer's own that took work when somebody looked last, see `cost`."""
+        self.absence_noticed = False
+        """Since the last tick it was seen that we had been away, see `leases`."""
         self.last_offer: object = None
         """What the queue was last looked through for, see `moves.end_unservable`."""
 
@@ -162,6 +167,16 @@ class Fleet:
         self.refresh()
         return [self._state.engines[name] for name in self._silent]
 
+    def reading(self) -> list[LeasedEngine]:
+        """Those that have prompts to read."""
+        self.refresh()
+        return [engine for engine in (self._state.engines[name] for name in self._reading) if engine.reading]
+
+    def tried(self) -> list[LeasedEngine]:
+        """Those beside the trainer's own that run something and were not measured yet."""
+        self.refresh()
+        return [engine for engine in (self._state.engines[name] for name in self._tried) if engine.running]
+
     def reserved(self) -> list[LeasedEngine]:
         """The trainer's own."""
         self.refresh()
@@ -195,7 +210,7 @@ class Fleet:
                 self._replace(before, after)
             if engine is None or after is None:
                 self._turns.pop(name, None)
-                for names in (self._idle, self._reserved, self._draining, self._silent):
+                for names in (self._idle, self._reserved, self._draining, self._silent, self._reading, self._tried):
                     names.pop(name, None)
                 continue
             self._entries[name] = after
@@ -203,6 +218,8 @@ class Fleet:
             _keep(self._reserved, name, wanted=engine.pool is Pool.RESERVED)
             _keep(self._draining, name, wanted=bool(engine.draining))
             _keep(self._silent, name, wanted=engine.silent)
+            _keep(self._reading, name, wanted=engine.reading > 0)
+            _keep(self._tried, name, wanted=bool(engine.occupied) and not (engine.step_scale or after.own))
         self._changed.clear()
 
     def _replace(self, before: _Entry | None, after: _Entry | None) -> None:
@@ -232,7 +249,7 @@ def _entry(engine: LeasedEngine, mean: float) -> _Entry:
         roomy=(pace.step(running + 1), load, engine.name) if takes and engine.occupied < limit else None,
         busy=(pace.step(running), load, engine.name) if engine.running else None,
         kind=None if engine.draining else (engine.version, engine.capacity.max_context),
-        step_s=engine.step_scale,
+        step_s=0.0 if engine.on_trial else engine.step_scale,
         alone=(pace.step(1), engine.name) if engine.step_scale else None,
         own=engine.pool is Pool.RESERVED,
     )
@@ -276,6 +293,7 @@ _ENGINES_OF: Final[dict[type, Callable[[LedgerState, Any], Iterable[str]]]] = {
             f.Assigned,
             f.TokensTaken,
             f.EngineServing,
+            f.EngineRests,
             f.EngineReturned,
             f.EngineQuarantined,
             f.EngineDraining,

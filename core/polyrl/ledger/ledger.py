@@ -18,12 +18,13 @@ from polyrl.ledger.scheduling import leases
 from polyrl.ledger.scheduling.moves import end_unservable
 from polyrl.ledger.scheduling.placement import place
 from polyrl.ledger.scheduling.rebalance import rebalance
+from polyrl.ledger.scheduling.rests import awaits_sleep, follow_window
 from polyrl.ledger.scheduling.window import follow_trainer, holds_back
 from polyrl.ledger.state import LedgerState
 from polyrl.ledger.status import Wait, manager_status, waits_of
 from polyrl.ledger.transition import Effects, Transition
 from polyrl.status import ManagerStatus
-from polyrl.wire import FromAgent, FromTrainer
+from polyrl.wire import BatchRequest, FromAgent, FromTrainer
 
 
 class Ledger:
@@ -37,19 +38,19 @@ class Ledger:
 
     def from_agent(self, engine: str, message: FromAgent, now: float) -> Effects:
         """A message that came on the route of `engine`, the name its agent greets with."""
-        transition = Transition(self.state, now, self.fleet)
+        transition = self._begin(now)
         handle_agent(transition, engine, message)
         return _settled(transition)
 
     def from_trainer(self, message: FromTrainer, now: float) -> Effects:
         """A message of the trainer."""
-        transition = Transition(self.state, now, self.fleet)
+        transition = self._begin(now)
         handle_trainer(transition, message)
         return _settled(transition)
 
     def tick(self, now: float) -> Effects:
         """To be called at `next_due()` or soon after; too early is harmless."""
-        transition = Transition(self.state, now, self.fleet)
+        transition = self._begin(now)
         leases.tick(transition)
         return _settled(transition)
 
@@ -67,7 +68,7 @@ class Ledger:
 
     def drain(self, engine: str, deadline_s: float, reason: str, now: float) -> Effects:
         """Lets an engine finish or hand back until `deadline_s` from now; a repetition changes nothing."""
-        transition = Transition(self.state, now, self.fleet)
+        transition = self._begin(now)
         leases.drain_engine(transition, engine, deadline_s=deadline_s, reason=reason)
         return _settled(transition)
 
@@ -79,14 +80,25 @@ class Ledger:
         """Who waits for whom, the longest first."""
         return waits_of(self.state, now)
 
+    def _begin(self, now: float) -> Transition:
+        transition = Transition(self.state, now, self.fleet)
+        leases.notice_absence(transition)
+        return transition
+
 
 def _settled(transition: Transition) -> Effects:
     if transition.follow_ups:
         end_unservable(transition)
         if FollowUp.PACK in transition.follow_ups:
-            answer_pending(transition, holds_back)
+            answer_pending(transition, _keeps)
         follow_trainer(transition)
+        follow_window(transition)
         if FollowUp.PLACE in transition.follow_ups:
             rebalance(transition, place(transition))
     transition.fleet.refresh()
     return transition.effects
+
+
+def _keeps(transition: Transition, wanted: BatchRequest) -> bool:
+    """Whether a batch that could be delivered is not yet."""
+    return holds_back(transition, wanted) or awaits_sleep(transition, wanted)

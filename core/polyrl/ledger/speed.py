@@ -32,6 +32,12 @@ MIN_READ: Final = 512
 WINDOW_S: Final = 1.0
 """Tokens are counted over at least this long before they count as speed; evens out frames and prefills."""
 
+SEEN_S: Final = 0.5
+"""What a sample shows in less time on an engine that was not measured says nothing."""
+
+BACKLOG_S: Final = 1.0
+"""Time after our own absence in which what has piled up is read: sockets hold no more than that takes."""
+
 SMOOTHING: Final = 0.3
 """Weight of the newest window."""
 
@@ -119,6 +125,15 @@ def tokenless_s(engine: LeasedEngine) -> float:
     return engine.heard_at - since
 
 
+def end_trial(engine: LeasedEngine, tokens: int, seconds: float) -> None:
+    """Part of `apply`: a sample left that had `tokens` made in so many seconds. Of an engine that was not measured that
+    is all that is known: else it would be tried again and again. Its next window replaces it."""
+    if engine.step_scale or engine.pool is Pool.RESERVED or seconds < SEEN_S:
+        return
+    seen = engine.window_load / engine.window_tokens if engine.window_tokens else seconds / (tokens + 1)
+    engine.step_scale, engine.on_trial = seen, True
+
+
 def smoothed(old: float, new: float) -> float:
     """Exponential mean; the first value counts whole."""
     return new if old == 0.0 else old + SMOOTHING * (new - old)
@@ -134,20 +149,22 @@ def shared_part(engine: LeasedEngine, *, waiting: bool) -> float:
 
 
 def pause_window(engine: LeasedEngine, at: float) -> None:
-    """Part of `apply`: until its next token comes, what passes says nothing of its speed."""
+    """Part of `apply`: until its next token after `at` comes, what passes says nothing of its speed."""
     # Just after `at`: its last token may have come at that very moment, if the next sample follows upon one that ends.
     _begin_window(engine, nextafter(at, inf))
 
 
-def observe_tokens(engine: LeasedEngine, tokens: int, at: float) -> None:
-    """Part of `apply`: `tokens` (> 0) came from the samples that `engine` runs."""
-    paused = engine.token_at < engine.window_at
-    if paused or (engine.reading and engine.step_scale):
+def observe_tokens(engine: LeasedEngine, tokens: int, decoding: int, at: float) -> None:
+    """Part of `apply`: `tokens` came from the `decoding` samples of `engine` that had given one before. First tokens
+    say when a prompt was read, after all that was read before it, and nothing of a step."""
+    if at < engine.window_at:
+        pass  # of what has piled up: it came when it could be read, and not when it was made
+    elif engine.token_at < engine.window_at or (engine.reading and engine.step_scale):
         _begin_window(engine, at)  # reading takes its time from decoding, and is counted on its own
     else:
         engine.window_tokens += tokens
-        engine.window_load += (len(engine.running) - engine.reading) * (at - engine.token_at)
-        if at - engine.window_at >= WINDOW_S and engine.window_load > 0:
+        engine.window_load += decoding * (at - engine.token_at)
+        if at - engine.window_at >= WINDOW_S and engine.window_tokens:
             _observe_window(engine, at - engine.window_at)
             _begin_window(engine, at)
     engine.token_at = at

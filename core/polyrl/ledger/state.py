@@ -15,7 +15,9 @@ import msgspec
 
 from polyrl.ledger.causes import MoveCause
 from polyrl.ledger.config import LedgerConfig
+from polyrl.ledger.measures.learner import LearnerState
 from polyrl.ledger.measures.lengths import LengthTable
+from polyrl.ledger.measures.rests import Rest
 from polyrl.ledger.measures.usage import EngineWork, Usage
 from polyrl.sample import (
     ENVIRONMENT_VERSION,
@@ -104,7 +106,7 @@ class SampleState(msgspec.Struct, array_like=True):
     trainer_has: int = 0
     """Response tokens that the trainer's process holds: to the end of what it wrote itself, by its last Extend."""
     rejected_by: list[str] = msgspec.field(default_factory=list)
-    """Engines that refused it, each once, at most `max_rejections`: then they are believed."""
+    """Engines that refused it, each once: `max_rejections`, or a few more while one that works was not asked."""
     avoid_until: float = -inf
     left_as: int = 0
     left_by: str = ""
@@ -145,7 +147,8 @@ class Assignment(msgspec.Struct, array_like=True):
     kv_end: int = 0
     """Response position up to which KV room is set aside."""
     text_sent_at: float = -inf
-    """When its engine, which had not the text it was thought to have, last got all of it."""
+    begun: bool = False
+    """When its engine, which had not the text it was thought to have, last got all of it; whether a token has come."""
 
 
 class GroupState(msgspec.Struct, array_like=True):
@@ -222,24 +225,23 @@ class LeasedEngine(msgspec.Struct):
     """Running samples at which a step takes twice as long."""
     prefill_s: float = 0.0
     """Seconds per token to read."""
+    starting: int = 0
+    """Assignments that have given no token yet."""
     reading: int = 0
     unread: int = 0
-    """Assignments of which it reads the prompt, as far as they are long enough to measure, and tokens of those."""
+    """Those of which it reads the prompt, as far as they are long enough to measure, and tokens of those."""
     read_from: float = 0.0
-    """Since when it reads without a pause."""
     read_at: float = -inf
-    """When it last had read one of them."""
     read_tokens: int = 0
-    """Tokens of those that it has read since."""
+    """Since when it reads without a pause, when it last had read one of them, and tokens of those read since."""
     line: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
     """Forgetting moments of (running, seconds per step) per window: sums of 1, b, s, bb, bs."""
     load: tuple[int, int, int] = (0, 0, 0)
     load_at: float = -inf
     """running, queued, free KV tokens, as it last reported, and when."""
     kv_since: int = 0
-    """KV tokens that came to what it runs since, less those that ended."""
     kv_growth: int = 0
-    """KV room set aside for tokens still to come of what it runs, in tokens."""
+    """KV tokens that came to what it runs since, less those that ended; room set aside for those still to come."""
     seq: int = -1
     """Of its newest Deltas, before its greeting too; -1: not known. `counts_from`: when the ledger was last back."""
     counts_from: float = -inf
@@ -247,6 +249,7 @@ class LeasedEngine(msgspec.Struct):
     bereft: bool = False
     """No sign of life for a lease; and some of what it ran was moved since, which it may still hold."""
     work: EngineWork = msgspec.field(default_factory=EngineWork)
+    rest: Rest = msgspec.field(default_factory=Rest)
 
     @property
     def unproven(self) -> bool:
@@ -262,21 +265,6 @@ class LeasedEngine(msgspec.Struct):
     def expected_running(self) -> int:
         """Samples that it runs once all that is under way has arrived."""
         return self.occupied - self.recalled
-
-
-class LearnerState(msgspec.Struct):
-    """What the trainer does with what it gets; its devices are those of the reserved engines."""
-
-    busy_since: float = inf
-    """Since when it learns what was delivered; inf: it waits for more, or has nothing."""
-    tokens: int = 0
-    """Prompt and response tokens delivered since."""
-    token_s: float = 0.0
-    """Seconds per token to learn; 0: not measured."""
-    group_tokens: float = 0.0
-    """Mean tokens of a group that was delivered."""
-    held_until: float = -inf
-    """Until then a batch is held back, see `scheduling.window`."""
 
 
 class StepState(msgspec.Struct):
@@ -471,6 +459,7 @@ def assign_message(state: LedgerState, number: int, *, kept: bool) -> Assign:
         max_version=group.max_version,
         base=begin // 4,
         base_check=checksum_of(text[:begin]) if kept else 0,
+        turn_start=next((span.end for span in reversed(sample.spans) if span.version == ENVIRONMENT_VERSION), 0),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from polyrl.local.devices import Gpu
 from polyrl.manifest.engine_args import gpus_per_engine
-from polyrl.manifest.environment import LEARNER_DEVICE
+from polyrl.manifest.environment import ENGINE_APART, LEARNER_DEVICE
 from polyrl.manifest.job import JobSpec
 from polyrl.worker import Workers, num_rollouts, samples_to_train, wants_engines
 
@@ -99,7 +99,7 @@ def wanted_gpus(spec: JobSpec, *, engines_on_cpu: bool = False) -> WantedGpus:
     each = 0 if engines_on_cpu or not wants_engines(spec) else gpus_per_engine(spec.rollout.engine)
     reserves = each > 0 and (spec.trainer.reserved_engine or not trains)
     rollouts = num_rollouts(spec) if trains and each else 0
-    return WantedGpus(spec.trainer.processes_per_pod, each, reserves=reserves, rollouts=rollouts)
+    return WantedGpus(spec.trainer.learner_processes, each, reserves=reserves, rollouts=rollouts)
 
 
 def with_gpus(wanted: Workers, assignment: GpuAssignment) -> Workers:
@@ -108,6 +108,9 @@ def with_gpus(wanted: Workers, assignment: GpuAssignment) -> Workers:
     if trainer.gpus:
         # A learner that does not find its GPU must not learn on the CPU instead, a hundred times slower and silently.
         trainer = replace(trainer, env={**trainer.env, LEARNER_DEVICE: "cuda"})
+    if reserved is not None and trainer.gpus and not assignment.shared:
+        trainer = replace(trainer, env={**trainer.env, ENGINE_APART: "1"})
+        reserved = replace(reserved, env={**reserved.env, ENGINE_APART: "1"})
     return replace(
         wanted,
         trainer=trainer,

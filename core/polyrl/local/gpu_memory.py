@@ -14,8 +14,9 @@ from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal
 from polyrl.manifest.engine_args import copies_per_engine
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import RecipeSpec
+from polyrl.manifest.spec import FsdpSpec
 from polyrl.memory.engine import ENGINE_WORK_BYTES, kv_bytes
-from polyrl.memory.learner import CUDA_BYTES, FLOAT32_BYTES, activation_bytes, learner_bytes, learner_memory
+from polyrl.memory.learner import CUDA_BYTES, FLOAT32_BYTES, ONE_MODEL, activation_bytes, learner_bytes, learner_memory
 from polyrl.memory.sizes import GIB, SERVED_BYTES, ModelSizes
 
 SHARED_KV_TOKENS: Final = 32_768
@@ -38,16 +39,16 @@ class Fit:
     """Of the reserved engine there."""
 
 
-def fit(sizes: ModelSizes, gpu_bytes: int, recipe: RecipeSpec, ranks: int = 1) -> Fit:
+def fit(sizes: ModelSizes, gpu_bytes: int, recipe: RecipeSpec, ranks: int = 1, fsdp: FsdpSpec = ONE_MODEL) -> Fit:
     """Estimated, for each of so many GPUs that learn together."""
-    long = learner_memory(sizes, recipe, tokens=LONG_PASS, ranks=ranks)
+    long = learner_memory(sizes, recipe, tokens=LONG_PASS, ranks=ranks, fsdp=fsdp)
     left = gpu_bytes - (long.total - long.activations)
     free = gpu_bytes - long.weights - 2 * CUDA_BYTES
     dtype = recipe.model.dtype
     serves = SERVED_BYTES[dtype] * sizes.parameters + SHARED_KV_TOKENS * kv_bytes(sizes, dtype)
     fraction = math.ceil(FRACTION_STEP * serves / free) / FRACTION_STEP if free > serves else 1.0
     beside = left - CUDA_BYTES - ENGINE_WORK_BYTES - int(fraction * free)
-    per_token = activation_bytes(sizes, recipe, ranks)
+    per_token = activation_bytes(sizes, recipe, sharded=ranks > 1 or fsdp.cpu_offload)
     return Fit(alone=max(0, left // per_token), shared=max(0, beside // per_token), fraction=fraction)
 
 
@@ -65,12 +66,16 @@ def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment) -> GpuR
     room, ranks = _least(assignment.trainer), len(assignment.trainer)
     if room is None:
         return None
-    rest = parameters * learner_bytes(spec.recipe) // ranks
+    fsdp = spec.trainer.fsdp
+    if fsdp.cpu_offload:
+        return None
+    shards = max(1, ranks // fsdp.dp_replicate)
+    rest = parameters * learner_bytes(spec.recipe) // shards
     if rest > room:
         where = "and it learns on one GPU" if ranks == 1 else f"on each of its {ranks} GPUs"
         sentence = f"the learner's weights, gradients and optimizer state are {_gib(rest)}, {where}"
         return GpuRefusal("recipe.model", f"{sentence}; {_names(assignment.trainer)} has {_gib(room)}")
-    return _shared_fault(spec, parameters // ranks, rest, room=room, served=served) if assignment.shared else None
+    return _shared_fault(spec, parameters // shards, rest, room=room, served=served) if assignment.shared else None
 
 
 def gpu_notes(spec: JobSpec, sizes: ModelSizes | None, assignment: GpuAssignment) -> list[str]:
@@ -79,8 +84,8 @@ def gpu_notes(spec: JobSpec, sizes: ModelSizes | None, assignment: GpuAssignment
     if sizes is None or room is None:
         return []
     tokens = spec.recipe.max_tokens_per_micro_batch
-    found = fit(sizes, room, spec.recipe, len(assignment.trainer))
-    at_most = found.shared if assignment.shared else found.alone
+    found = fit(sizes, room, spec.recipe, len(assignment.trainer), spec.trainer.fsdp)
+    at_most = (found.shared if assignment.shared else found.alone) * spec.trainer.context_parallel
     notes = []
     if tokens > at_most:
         notes.append(
@@ -100,7 +105,7 @@ def estimate_line(spec: JobSpec, sizes: ModelSizes | None) -> str:
     if sizes is None:
         return ""
     dtype, tokens = spec.recipe.model.dtype, spec.recipe.max_tokens_per_micro_batch
-    learner = learner_memory(sizes, spec.recipe, tokens=tokens)
+    learner = learner_memory(sizes, spec.recipe, tokens=tokens, fsdp=spec.trainer.fsdp)
     if learner.held < GIB:
         return ""
     served = SERVED_BYTES[dtype] * sizes.parameters

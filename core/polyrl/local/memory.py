@@ -36,7 +36,13 @@ def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> tuple[str,
     """The field to change, below spec, and a sentence with the sizes; None when the machine may hold the job."""
     engines = num_engines(spec)
     embedded = spec.rollout.engine.type is EngineType.EMBEDDED
-    learner = parameters * max(FLOAT32_BYTES, 0 if machine.has_gpu else learner_bytes(spec.recipe))
+    fsdp = spec.trainer.fsdp
+    on_gpu = machine.has_gpu and not fsdp.cpu_offload
+    learner = (
+        parameters
+        * (1 if on_gpu else fsdp.dp_replicate)
+        * max(FLOAT32_BYTES, 0 if on_gpu else learner_bytes(spec.recipe))
+    )
     served = engines * parameters * SERVED_BYTES[spec.recipe.model.dtype] if embedded else 0
     processes = PROCESS_BYTES * (1 + (engines if embedded else 0))
     needed = learner + served + processes

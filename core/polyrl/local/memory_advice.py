@@ -13,10 +13,12 @@ from typing import Any, Final
 from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal, assign_gpus, wanted_gpus
 from polyrl.local.gpu_memory import fit
-from polyrl.local.memory_plan import LEARNER, SHARED, GpuPlan, MemoryPlan, plan_memory
+from polyrl.local.memory_plan import LEARNER, SHARED, GpuPlan, MemoryPlan, pass_tokens, plan_memory
 from polyrl.manifest.job import JobSpec
+from polyrl.manifest.recipe import ActivationCheckpointing
 from polyrl.manifest.rollout import EngineType
 from polyrl.memory.gpus import GPU_MEBIBYTES
+from polyrl.memory.heads import engine_spreads, wrong_spreads
 from polyrl.memory.sizes import GIB, ModelSizes
 from polyrl.worker import samples_to_train
 
@@ -27,6 +29,8 @@ LEAST_PASS: Final = 1024
 GPUS_TOGETHER: Final = (2, 4, 8)
 """GPUs of one machine."""
 
+KEPT_OF_A_LAYER: Final = "recipe.activationCheckpointing"
+PASSES: Final = "recipe.maxTokensPerMicroBatch"
 Edits = Mapping[str, Any]
 """Values by field below spec."""
 
@@ -63,7 +67,10 @@ class JobPlan:
 
 
 def plan_job(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> JobPlan | GpuRefusal:
-    """What each GPU holds, and what to change where it does not fit; a refusal where there are too few GPUs."""
+    """What each GPU holds, and what to change where it does not fit; a refusal where there are too few GPUs, or the
+    model cannot be spread over as many."""
+    for field, sentence in wrong_spreads(spec, sizes.heads, sizes.key_heads):
+        return GpuRefusal(field, sentence)
     assignment = offer.assign(spec)
     if isinstance(assignment, GpuRefusal):
         return assignment
@@ -76,12 +83,12 @@ def plan_job(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> JobPlan | Gpu
 def _changes(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, one: GpuPlan) -> Iterator[str]:
     learns = one.use in (LEARNER, SHARED)
     found: list[Edits] = []
-    for edits in _learner_edits(spec, sizes, offer) if learns else _engine_edits(spec):
-        if any(set(less) <= set(edits) for less in found):
+    for edits in _learner_edits(spec, sizes, offer) if learns else _engine_edits(spec, sizes):
+        if any(_covers(less, edits) for less in found):
             continue
         enough = _enough(edited(spec, edits), sizes, offer, learns=learns)
         if enough is not None:
-            found.append(edits)
+            found.append({**edits, **enough})
             yield f"{one.use}: set {_words({**edits, **enough})}"
     if (name := _larger_gpu(spec, sizes, offer, learns=learns)) is not None:
         yield f"{one.use}: take GPUs of at least {name}, which hold it as it is"
@@ -90,29 +97,65 @@ def _changes(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, one: GpuPlan) ->
         yield f"{one.use}: no change was found with which {needed:.1f} GiB fit into a GPU; take a smaller model"
 
 
+def _covers(less: Edits, edits: Edits) -> bool:
+    """Whether a proposal that was found makes another one needless. One that shortens passes leaves open whether they
+    may stay as they are where less is kept of a layer."""
+    kept = [one.get(KEPT_OF_A_LAYER) for one in (less, edits)]
+    shorter_instead = PASSES in less and kept[0] is not None and kept[0] != kept[1]
+    return set(less) - {PASSES} <= set(edits) and not shorter_instead
+
+
 def _learner_edits(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> Iterator[Edits]:
-    """From no change on, each also with layers computed twice; more processes, which learn the same, before adapters,
-    which one process alone learns."""
-    processes = spec.trainer.processes_per_pod
-    kinds: list[Edits] = [{}]
-    if spec.recipe.model.lora is None:
-        kinds += [{"trainer.processesPerPod": number} for number in GPUS_TOGETHER if number > processes]
-        kinds += [{"recipe.model.lora": {}}] if processes == 1 else []
+    """From no change on, each also with less kept of a layer; more processes and slices of passes, then the host's
+    memory, which learn the same, before adapters."""
+    fsdp = spec.trainer.fsdp
+    kinds: list[Edits] = [{}] if fsdp.dp_replicate == 1 else [{}, {"trainer.fsdp.dpReplicate": 1}]
+    kinds += [*_more_processes(spec), *_slices(spec, sizes)]
+    kinds += [] if fsdp.cpu_offload else [{"trainer.fsdp.cpuOffload": True}]
+    kinds += [{"recipe.model.lora": {}}] if spec.recipe.model.lora is None else []
     apart: Edits = {"trainer.reservedEngine": False}
-    twice: Edits = {} if spec.recipe.gradient_checkpointing else {"recipe.gradientCheckpointing": True}
-    for beside in [edits for kind in kinds for edits in ([kind, {**kind, **twice}] if twice else [kind])]:
+    known = list(ActivationCheckpointing)
+    less = known[known.index(spec.recipe.activation_checkpointing) + 1 :]
+    spared: list[Edits] = [{}, *({KEPT_OF_A_LAYER: one.value} for one in less)]
+    for beside in [{**kind, **edits} for kind in kinds for edits in spared]:
         yield beside
         if wanted_gpus(spec).reserves and samples_to_train(spec):
             changed = edited(spec, beside)
-            fraction = fit(sizes, offer.memory, changed.recipe, changed.trainer.processes_per_pod).fraction
+            fraction = _fraction(changed, sizes, offer)
             if fraction < 1:
                 yield {**beside, "trainer.reservedMemFraction": fraction}
             yield {**beside, **apart}
 
 
-def _engine_edits(spec: JobSpec) -> Iterator[Edits]:
+def _more_processes(spec: JobSpec) -> Iterator[Edits]:
+    trainer = spec.trainer
+    for number in GPUS_TOGETHER:
+        together = trainer.replicas * number
+        divided = together % trainer.context_parallel == 0 and together % trainer.fsdp.dp_replicate == 0
+        if number > trainer.processes_per_pod and divided:
+            yield {"trainer.processesPerPod": number}
+
+
+def _slices(spec: JobSpec, sizes: ModelSizes) -> Iterator[Edits]:
+    """More of them, where a single sample is longer than a pass should be, by the processes that there are or by as
+    many as slices; else shorter passes do, and cost no exchange."""
+    trainer = spec.trainer
+    if pass_tokens(spec) <= spec.recipe.max_tokens_per_micro_batch:
+        return
+    fitting = [one for one in GPUS_TOGETHER if one > trainer.context_parallel and sizes.heads % one == 0]
+    yield from ({"trainer.contextParallel": one} for one in fitting if trainer.learner_processes % one == 0)
+    more = [one for one in fitting if one > trainer.processes_per_pod]
+    yield from ({"trainer.processesPerPod": one, "trainer.contextParallel": one} for one in more)
+
+
+def _fraction(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> float:
+    """Of the reserved engine beside the learner."""
+    return fit(sizes, offer.memory, spec.recipe, spec.trainer.learner_processes, spec.trainer.fsdp).fraction
+
+
+def _engine_edits(spec: JobSpec, sizes: ModelSizes) -> Iterator[Edits]:
     if spec.rollout.engine.type is EngineType.SGLANG:
-        for size in GPUS_TOGETHER:
+        for size in (one for one in GPUS_TOGETHER if engine_spreads(sizes.heads, sizes.key_heads, one)):
             yield {"rollout.engine.tensorParallel": size}
 
 
@@ -128,9 +171,9 @@ def _enough(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, *, learns: bool) 
     fits_at = [least - 1, tokens]
     while fits_at[1] - fits_at[0] > 1:
         middle = sum(fits_at) // 2
-        shorter = edited(spec, {"recipe.maxTokensPerMicroBatch": middle * PASS_STEP})
+        shorter = edited(spec, {PASSES: middle * PASS_STEP})
         fits_at[0 if _holds(shorter, sizes, offer, learns=True) else 1] = middle
-    return {"recipe.maxTokensPerMicroBatch": fits_at[0] * PASS_STEP} if fits_at[0] >= least else None
+    return {PASSES: fits_at[0] * PASS_STEP} if fits_at[0] >= least else None
 
 
 def _holds(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, *, learns: bool) -> bool:

@@ -61,6 +61,8 @@ class MemoryPlan:
     gpus: tuple[GpuPlan, ...]
     pass_tokens: int
     """Of the learner's longest pass."""
+    host: int = 0
+    """Bytes of the host's memory, or of all hosts', that the learner takes for what is not on its GPUs."""
 
     @property
     def fits(self) -> bool:
@@ -77,10 +79,12 @@ def pass_tokens(spec: JobSpec) -> int:
 def plan_memory(spec: JobSpec, sizes: ModelSizes, assignment: GpuAssignment) -> MemoryPlan:
     """Of GPUs whose memory is known; those of unknown memory are left out."""
     tokens = pass_tokens(spec)
-    learner = learner_memory(sizes, spec.recipe, tokens=tokens, ranks=max(1, len(assignment.trainer)))
+    own_tokens, ranks = -(-tokens // spec.trainer.context_parallel), max(1, len(assignment.trainer))
+    learner = learner_memory(sizes, spec.recipe, tokens=own_tokens, ranks=ranks, fsdp=spec.trainer.fsdp)
     kinds = {RESERVED: spec.reserved_engine, ROLLOUT: spec.rollout.engine}
     engines = {use: engine_memory(sizes, engine, spec.recipe.model.dtype) for use, engine in kinds.items()}
-    return MemoryPlan(gpus=tuple(_plans(spec, learner, engines, assignment)), pass_tokens=tokens)
+    gpus = tuple(_plans(spec, learner, engines, assignment))
+    return MemoryPlan(gpus=gpus, pass_tokens=tokens, host=ranks * learner.host)
 
 
 def _plans(

@@ -27,6 +27,20 @@ Percent = Annotated[int, Field(ge=0, le=100)]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 """Name of a Kubernetes object or of a key in one."""
 PathText = Annotated[str, Field(min_length=1, max_length=1024)]
+HOST: Final = r"[^\s?#@:/]"
+"""A character of what stands before the path of a URI: without user, password and port."""
+BELOW: Final = r"/[^\s?#:]*(:[^\s?#:/][^\s?#:]*)*"
+"""The path of a URI: no query, no fragment, and no `::`, by which fsspec chains one place to another."""
+Place = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=1024,
+        pattern=rf"^([^:]*(:[^:/][^:]*)*|[A-Za-z][A-Za-z0-9+.-]*://{HOST}*({BELOW})?)$",
+    ),
+]
+"""A path, or a URI without credentials: the manifest's texts are seen in the object, in arguments of processes and in
+logs. A query may hold one as well (a signature, a token)."""
 FunctionName = Annotated[
     str, Field(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$")
 ]

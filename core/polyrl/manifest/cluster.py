@@ -86,6 +86,9 @@ class TrainerStorage(StorageSpec):
     size: Quantity = "10Gi"
     """Size of the claim that is made, and bound of what is ephemeral; holds `checkpoint.keep` + 1
     checkpoints, each about eight times the weights."""
+    access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = "ReadWriteOnce"
+    """Of the claim that is made, or what the named one has. Several pods (`trainer.replicas`) need ReadWriteMany: each
+    writes its part of a checkpoint."""
 
 
 class ManagerSpec(ManifestModel):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from polyrl.manifest.base import INT32_MAX, Count, ManifestModel, PathText, Positive
+from polyrl.manifest.base import INT32_MAX, Count, ManifestModel, Place, Positive
 from polyrl.manifest.parts.user_code import RewardSpec
 
 PassReward = Annotated[float, Field(ge=-1e6, le=1e6)]
@@ -19,7 +19,7 @@ FieldName = Annotated[str, Field(min_length=1, max_length=256)]
 class DatasetSpec(ManifestModel):
     """One file of rows and its weight in the mixture."""
 
-    path: PathText
+    path: Place
     """JSONL (.jsonl, .jsonl.gz) or parquet, relative to the manifest. SFT rows: `prompt`, `response` or `messages`; RL
     rows: `prompt` or `messages`, and any further fields, which reach the reward function as `sample.metadata`. Pairs:
     `chosen` and `rejected` beside either, or whole conversations in both."""

@@ -35,6 +35,12 @@ def gpus_per_engine(engine: EngineSpec) -> int:
     return engine.tensor_parallel * pipeline_parallel(engine) * copies_per_engine(engine)
 
 
+def attention_parallel(engine: EngineSpec) -> int:
+    """GPUs over which a layer's heads are spread; fewer than tensor parallel where copies of attention share those."""
+    copies = engine.data_parallel if DATA_PARALLEL_ATTENTION in engine.args else 1
+    return max(1, engine.tensor_parallel // copies)
+
+
 def pipeline_parallel(engine: EngineSpec) -> int:
     """GPUs over which the layers are spread."""
     given = argument(engine.args, PIPELINE_PARALLEL)

@@ -16,6 +16,13 @@ AS_NVIDIA_SMI: Final = "PCI_BUS_ID"
 LEARNER_DEVICE: Final = "POLYRL_LEARNER_DEVICE"
 """Torch device of a learner that was given a GPU; without it the learner takes one if it finds one."""
 
+ENGINE_APART: Final = "POLYRL_ENGINE_APART"
+"""Set where the reserved engine has GPUs of its own, so that neither it nor the learner needs the other's memory."""
+FETCHED: Final = "POLYRL_FETCHED"
+"""Folder into which a model was fetched before the trainer began; then nothing else is asked for it."""
+MODEL_CLAIM: Final = "POLYRL_MODEL_CLAIM"
+"""Where the claim of `recipe.model.path: pvc://...` is mounted."""
+
 EVERY_WORKER: Final = (
     *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", VISIBLE_GPUS, GPU_ORDER),
     *("POLYRL_SGLANG_PYTHON", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),

@@ -9,13 +9,15 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from polyrl.manifest.base import (
+    BELOW,
     BY_VALUE,
     CLUSTER_ONLY,
+    HOST,
     INT32_MAX,
     Count,
     ManifestModel,
     Name,
-    PathText,
+    Place,
     Positive,
 )
 from polyrl.manifest.data import DataSpec, EvaluationSpec
@@ -73,7 +75,7 @@ class TokenizerSpec(ManifestModel):
     maps each character of `alphabet` to one token, after <pad>=0, <bos>=1 and <eos>=2."""
     alphabet: Annotated[str, Field(max_length=1024)] = ""
     """Characters known to `characters`, each once."""
-    path: PathText | None = None
+    path: Place | None = None
     """Folder of a Hugging Face tokenizer; default: the model's own folder."""
     chat_template_kwargs: TemplateKwargs | None = None
     """What the chat template reads beside the messages, such as `{enable_thinking: false}`; the template of every
@@ -82,6 +84,11 @@ class TokenizerSpec(ManifestModel):
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 """OWNER/NAME on a Hub."""
+
+
+CLAIM_SCHEME: Final = "pvc://"
+MODEL_URI: Final = re.compile(r"(hf|s3|gs|file|pvc)://[^\s?#]+", re.ASCII)
+"""Where a model is that is no folder beside the manifest."""
 
 
 class LoraSpec(ManifestModel):
@@ -105,9 +112,14 @@ class LoraSpec(ManifestModel):
 class ModelSpec(ManifestModel):
     """The policy: a Hugging Face folder, or a fresh one made from a config."""
 
-    path: PathText | None = None
+    path: Place | None = None
     """Folder with config.json and safetensors, relative to the manifest; or, where there is no such folder, OWNER/NAME
-    of a model on a Hub, downloaded when the run starts (HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE count)."""
+    of a model on a Hub, downloaded when the run starts (HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE count). Or
+    hf://OWNER/NAME@REVISION, s3://BUCKET/PLACE, gs://BUCKET/PLACE, file:///PLACE, and on a cluster pvc://CLAIM/PLACE,
+    which is mounted."""
+    secret_ref: Annotated[Name, CLUSTER_ONLY] | None = None
+    """Secret in the job's namespace whose keys are variables of what fetches the model, such as HF_TOKEN or
+    AWS_SECRET_ACCESS_KEY, and of nothing else."""
     revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Branch, tag or commit of a Hub's model; default: its main branch. A commit makes the run repeatable."""
     config: ModelConfig | None = None
@@ -120,6 +132,17 @@ class ModelSpec(ManifestModel):
     lora: LoraSpec | None = None
     """Learn adapters instead of the whole model; `lora: {}` takes every default. Learning rates are about ten times
     those of the whole model."""
+
+    @property
+    def is_claimed(self) -> bool:
+        """On a cluster it is mounted."""
+        return (self.path or "").startswith(CLAIM_SCHEME)
+
+    @property
+    def may_be_fetched(self) -> bool:
+        """A name on a Hub may be that of a folder beside the manifest as well: whoever fetches sees."""
+        path = self.path or ""
+        return not self.is_claimed and (HUB_ID.fullmatch(path) is not None or MODEL_URI.match(path) is not None)
 
 
 class SftSpec(ManifestModel):
@@ -148,12 +171,23 @@ class SamplingSpec(ManifestModel):
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = -1
     """Draw from this many likeliest tokens; -1 keeps all."""
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default=[], max_length=16)
-    """Strings that end a response of one turn, with the token that completes one; all its tokens are kept. Where
-    several tokens may spell one the tokenizer travels with the weights, and the agent beside each engine reads what it
-    writes and ends it there."""
+    """Strings that end a turn, with the token that completes one; all its tokens are kept. Where several tokens may
+    spell one the tokenizer travels with the weights, and the agent beside each engine reads what it writes and ends it
+    there."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] = Field(default=[], max_length=256)
     """Token ids that end a turn, beside those that the tokenizer, its chat template and the model's generation config
     name. The token is kept."""
+
+
+StoreUri = Annotated[
+    str,
+    Field(
+        min_length=6,
+        max_length=1024,
+        pattern=rf"^(s3|gs|file|memory)://({HOST}+({BELOW})?|{BELOW})$",
+    ),
+]
+"""Without credentials: a manifest is no place for them."""
 
 
 class CheckpointSpec(ManifestModel):
@@ -163,6 +197,13 @@ class CheckpointSpec(ManifestModel):
     """Optimizer steps (SFT) or RL steps between checkpoints; stages always end with one."""
     keep: Annotated[int, Field(ge=1, le=10_000)] = 2
     """Newest checkpoints kept; stage-final ones are kept besides."""
+    uri: StoreUri | None = None
+    """Where checkpoints are kept besides, in a folder of each run: s3://BUCKET/PLACE, gs://BUCKET/PLACE, or file:///PLACE
+    of a mounted store. One counts as saved when it is there, whole; a trainer whose own disk is gone goes on from the
+    newest there, and `keep` holds there too. Credentials by environment variables, from `recipe.envSecret`."""
+    beside_steps: bool = True
+    """A step waits for a copy of the learner's state, which is written beside the next steps; it takes 12 bytes of main
+    memory for each parameter that learns. With false the step waits for the disk."""
 
 
 class SampleLogSpec(ManifestModel):
@@ -226,6 +267,18 @@ class LoggingSpec(ManifestModel):
     """What is kept of what the model wrote."""
 
 
+class ActivationCheckpointing(StrEnum):
+    """What a pass keeps of a layer for its backward pass; bits are the same."""
+
+    NONE = "none"
+    """All of it."""
+    SELECTIVE = "selective"
+    """Its input, what its attention gives, and every second of its matrix products; the rest, which is cheap but for
+    the other products, is computed again."""
+    FULL = "full"
+    """Its input alone; all is computed again."""
+
+
 class RecipeSpec(ManifestModel):
     """What is learned."""
 
@@ -267,6 +320,9 @@ class RecipeSpec(ManifestModel):
     """Where metrics and samples go."""
     max_tokens_per_micro_batch: Positive = 16384
     """Token budget of one forward-backward pass; sequences are packed into it."""
-    gradient_checkpointing: bool = False
-    """A pass keeps only the input of each layer, and computes the layer again in its backward pass: a small part of the
-    memory, for about a third more time."""
+    activation_checkpointing: Annotated[ActivationCheckpointing, BY_VALUE] = ActivationCheckpointing.NONE
+    """What a pass keeps of each layer; what it does not keep it computes again in its backward pass. `full` takes a
+    small part of the memory, for a third more operations; `selective` a third of it, for an eighth more."""
+    compile: bool = False
+    """Layers run as torch.compile makes them, by its inductor: its first pass waits for that, a minute or more, and the
+    machine needs a compiler."""

@@ -131,11 +131,58 @@ class CapacitySpec(ManifestModel):
     does not, or where notices come by no node or pod."""
 
 
+class WeightExchange(StrEnum):
+    """Whether rollouts give each other chunks of new weights."""
+
+    AUTO = "Auto"
+    """In pods, where each has a link of its own, when there is enough to send; not in a local run, where all share a
+    machine with the trainer."""
+    ALWAYS = "Always"
+    """In a local run too, and however little there is to send."""
+    NEVER = "Never"
+    """Each takes all from the trainer."""
+
+
+class WeightDeltas(StrEnum):
+    """Whether a version travels as what changed since the one before."""
+
+    AUTO = "Auto"
+    """Where that is quicker, by what was measured."""
+    ALWAYS = "Always"
+    """However small, as long as all deltas since the last whole version have half its bytes at most."""
+    NEVER = "Never"
+    """Every version whole."""
+
+
+class MooncakeSpec(ManifestModel):
+    """New weights go from the trainer to rollouts by the Mooncake transfer engine."""
+
+    clear_text: Literal["Accepted"]
+    """`Accepted`: the engine's wire is clear text and asks for no key. Whoever reaches its ports (5100 to 5163 of the
+    trainer's and the rollouts' machines, on all addresses) may read the weights, and may write into the memory in which
+    they arrive. False bytes are found by their hashes and never loaded; secret they are not."""
+    rdma_devices: Annotated[str, Field(max_length=1024, pattern=r"^([A-Za-z0-9_.:-]+(,[A-Za-z0-9_.:-]+)*)?$")] = ""
+    """RDMA devices of each machine, such as `mlx5_0,mlx5_1`; empty: TCP, which is slower than the sealed connections
+    that go without this field."""
+
+
 class RolloutSpec(ManifestModel):
     """The fleet."""
 
     engine: EngineSpec = EngineSpec()
     """The engine beside each agent."""
+    weight_exchange: Annotated[WeightExchange, BY_VALUE] = WeightExchange.AUTO
+    """Whether rollouts give each other new weights, so that the trainer sends each byte about once however many there
+    are: `Auto` on a cluster (by one port between rollouts) and from 32 MiB on, summed over the fleet, `Always` in a
+    local run and for less too, `Never`. Engines on the trainer's own devices take theirs from the trainer alone."""
+    weight_deltas: Annotated[WeightDeltas, BY_VALUE] = WeightDeltas.AUTO
+    """Whether new weights travel as what changed since the version before: `Auto` where that is quicker by what was
+    measured, `Always` however small they are, as long as the changes since the last whole version have half its bytes
+    at most, `Never`. Either way engines have the same weights to the bit."""
+    mooncake: MooncakeSpec | None = None
+    """Whole chunks of new weights travel by the Mooncake transfer engine, for networks with RDMA; needs
+    `polyrl[mooncake]` on all sides, a trainer without it refuses to start, and a rollout without it takes them sealed.
+    Default: all bytes are sealed."""
     replicas: Annotated[int, Field(ge=0, le=1024)] | None = None
     """Start value of the fleet (scaling mode Gap), or its size (Manual, External); default: minReplicas, at least 1 if
     maxReplicas allows. A value outside minReplicas and maxReplicas is clamped, not refused: autoscalers overshoot."""

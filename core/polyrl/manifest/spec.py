@@ -33,22 +33,54 @@ class TrainerCapacity(StrEnum):
     """Spot machines as well."""
 
 
+class ReservedSleep(StrEnum):
+    """When the reserved engine gives its GPU's memory back while the learner learns. Only SGLang's does, by its memory
+    saver; weights and cache of one that slept are loaded and read anew."""
+
+    AUTO = "auto"
+    """Where both do not fit, by what was measured of the GPU; never on a CPU."""
+    ALWAYS = "always"
+    """Before every batch."""
+    NEVER = "never"
+    """Both must fit beside each other."""
+
+
+class FsdpSpec(ManifestModel):
+    """How the learner's processes hold the model (FSDP2)."""
+
+    cpu_offload: bool = False
+    """Weights, gradients and optimizer are in the host's memory, a layer's weights on the GPU while it computes:
+    between passes the GPU holds nothing, and each pass moves all weights. Works with one process too."""
+    dp_replicate: Annotated[int, Field(ge=1, le=512)] = 1
+    """Copies of the model, each in shards over its part of the processes (HSDP): layers are gathered within a copy, and
+    copies add their gradients. Must divide `trainer.replicas` x `processesPerPod`; with the number of pods a copy is a
+    pod's. 1 cuts one model over all of them."""
+
+
 class TrainerSpec(ManifestModel):
     """The learner on reserved devices."""
 
     replicas: Annotated[int, Field(ge=1, le=512)] = 1
-    """Trainer pods, one rank group each. Immutable unless suspended: ranks agree on their number when they start."""
+    """Pods of `processesPerPod` processes each that learn together; a local run has all of these processes on its
+    machine. Immutable unless suspended: ranks agree on their number when they start."""
     processes_per_pod: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes that learn together in one trainer pod, or on one machine, each on a GPU of its own and with a shard of
     weights, gradients and optimizer. Immutable unless suspended."""
+    context_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that have each pass together, every one an equal slice of its tokens (Ulysses), so that longer samples
+    fit; divides the learner's processes and the model's attention heads. Immutable unless suspended."""
+    fsdp: FsdpSpec = FsdpSpec()
+    """How they hold the model. Immutable unless suspended."""
     reserved_engine: bool = True
     """An engine on the trainer's own devices generates while the learner waits, so that a step never needs spot."""
     reserved_mem_fraction: Annotated[float, Field(ge=0.01, le=0.98)] | None = None
     """`rollout.engine.memFraction` of the reserved engine, which leaves the rest of its GPU to the learner; default:
     that of rollouts. Immutable unless suspended."""
+    reserved_sleep: Annotated[ReservedSleep, BY_VALUE] = ReservedSleep.AUTO
+    """Whether the reserved engine gives its GPU's memory back while the learner learns. Immutable unless suspended."""
     grace_seconds: Annotated[int, Field(ge=10, le=3600)] = 20
     """From being asked to end (SIGTERM) to being killed. Within it, but for 5 s, the trainer finishes its step and
-    saves; a save that would not be over by then, as long as the last one took, is not begun. Immutable unless
+    saves; a save that would not be over by then, at the speed of the last ones, is not begun. Immutable unless
     suspended."""
     capacity: Annotated[TrainerCapacity, BY_VALUE, CLUSTER_ONLY] = TrainerCapacity.ON_DEMAND
     """OnDemand keeps the trainer off spot machines by the affinity of `rollout.capacity.preset`."""
@@ -58,6 +90,16 @@ class TrainerSpec(ManifestModel):
     image has it too. Immutable unless suspended."""
     storage: Annotated[TrainerStorage, CLUSTER_ONLY] = TrainerStorage()
     """Where checkpoints and metrics lie; a local run has its folder. Immutable."""
+
+    @property
+    def learner_processes(self) -> int:
+        """Ranks of the learner, in all pods together; a local run has them beside each other."""
+        return self.replicas * self.processes_per_pod
+
+    @property
+    def learner_is_group(self) -> bool:
+        """Its model is in shards, if need be in one."""
+        return self.learner_processes > 1 or self.fsdp.cpu_offload
 
 
 class JobSpec(ManifestModel):

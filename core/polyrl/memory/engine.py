@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from polyrl.manifest.engine_args import pipeline_parallel
+from polyrl.manifest.engine_args import attention_parallel, pipeline_parallel
 from polyrl.manifest.rollout import EngineSpec
 from polyrl.memory.learner import CUDA_BYTES
 from polyrl.memory.sizes import SERVED_BYTES, ModelSizes
@@ -38,11 +38,15 @@ class EngineMemory:
 
 
 def engine_memory(sizes: ModelSizes, engine: EngineSpec, dtype: str) -> EngineMemory:
-    """Of each GPU of an engine; keys of fewer heads than tensor parallel has GPUs are held by several."""
+    """Of each GPU of an engine. Where it has more GPUs than heads of keys and values each has a whole one, and the
+    weights that make it: several hold the same."""
     tensor, pipeline = engine.tensor_parallel, pipeline_parallel(engine)
+    parts = min(attention_parallel(engine), sizes.key_heads)
+    of_keys = 2 * sizes.layers * sizes.hidden * sizes.keys
+    whole = sizes.parameters + of_keys * tensor // parts - of_keys
     return EngineMemory(
-        weights=SERVED_BYTES[dtype] * sizes.parameters // (tensor * pipeline),
-        per_token=max(1, kv_bytes(sizes, dtype) // (min(tensor, sizes.key_heads) * pipeline)),
+        weights=SERVED_BYTES[dtype] * whole // (tensor * pipeline),
+        per_token=max(1, kv_bytes(sizes, dtype) // (parts * pipeline)),
         fraction=USUAL_FRACTION if engine.mem_fraction is None else engine.mem_fraction,
     )
 

@@ -2,7 +2,8 @@
 
     held      float32 weights, gradients and AdamW's two moments; a critic on a trunk of its own the same once more;
               with a KL penalty the reference's weights. With adapters (LoRA) these for the adapters alone, and the
-              frozen weights in `model.dtype`. Over several GPUs each holds its share.
+              frozen weights in `model.dtype`. Over several GPUs each holds its share of a copy; with
+              `trainer.fsdp.cpuOffload` the host does.
     a pass    on one GPU casts of all weights (autocast keeps them until the pass is over); over several (FSDP2) two
               gathered layers and what is outside the layers, in `model.dtype`, and a layer's gradients on their way
               activations of the pass's tokens, one chunk of logits
@@ -17,7 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from polyrl.manifest.recipe import Mode, RecipeSpec
+from polyrl.manifest.recipe import ActivationCheckpointing, Mode, RecipeSpec
+from polyrl.manifest.spec import FsdpSpec
 from polyrl.memory.sizes import SERVED_BYTES, ModelSizes
 
 FLOAT32_BYTES: Final = 4
@@ -39,6 +41,10 @@ KEPT_BYTES: Final = {"bfloat16": (30, 8, 4), "float32": (32, 16, 8)}
 """Kept per token and layer for the backward pass: per width of the residual stream, of the MLP, and of the keys."""
 SHARDED_KEPT_BYTES: Final = {"bfloat16": (20, 8, 4), "float32": (32, 16, 8)}
 """The same over several GPUs, where the residual stream is in `model.dtype` too."""
+SELECTED: Final = (3, 1, 1)
+"""Values kept beside a layer's input by `selective`, in the same widths: the queries, what attention gives and the
+MLP's result, its gate, and the values."""
+ONE_MODEL: Final = FsdpSpec()
 GATHERED_LAYERS: Final = 2
 """The one that computes, and the next, which is fetched meanwhile."""
 
@@ -55,6 +61,8 @@ class LearnerMemory:
     """Weights as a pass computes with them, and gradients that are not added to the others yet."""
     activations: int
     logits: int
+    host: int = 0
+    """Of the host's memory, where it holds what else is on the GPU (`trainer.fsdp.cpuOffload`)."""
     process: int = CUDA_BYTES
 
     @property
@@ -73,21 +81,28 @@ class LearnerMemory:
         return self.held + self.in_a_pass + self.process
 
 
-def learner_memory(sizes: ModelSizes, recipe: RecipeSpec, *, tokens: int, ranks: int = 1) -> LearnerMemory:
+def learner_memory(
+    sizes: ModelSizes, recipe: RecipeSpec, *, tokens: int, ranks: int = 1, fsdp: FsdpSpec = ONE_MODEL
+) -> LearnerMemory:
     """Of each of `ranks` GPUs that learn together, in passes of so many tokens each."""
+    sharded, shards = ranks > 1 or fsdp.cpu_offload, max(1, ranks // fsdp.dp_replicate)
     models = 2 if trains_critic(recipe) else 1
     lora = recipe.model.lora is not None
     learned = models * (adapter_parameters(sizes, recipe) if lora else sizes.parameters)
     frozen = models * SERVED_BYTES[recipe.model.dtype] * sizes.parameters if lora else 0
     logits = _logits(sizes, recipe, tokens)
     reference = FLOAT32_BYTES * sizes.parameters if recipe.algorithm.kl_coefficient > 0 and not lora else 0
+    held = {
+        "weights": _share(FLOAT32_BYTES * learned + frozen, shards),
+        "gradients": _share(FLOAT32_BYTES * learned, shards),
+        "optimizer": _share(ADAM_BYTES * learned, shards),
+        "reference": _share(reference, shards),
+    }
     return LearnerMemory(
-        weights=_share(FLOAT32_BYTES * learned + frozen, ranks),
-        gradients=_share(FLOAT32_BYTES * learned, ranks),
-        optimizer=_share(ADAM_BYTES * learned, ranks),
-        reference=_share(reference, ranks),
-        gathered=_gathered(sizes, recipe, ranks, logits),
-        activations=tokens * activation_bytes(sizes, recipe, ranks),
+        **(dict.fromkeys(held, 0) if fsdp.cpu_offload else held),
+        host=sum(held.values()) if fsdp.cpu_offload else 0,
+        gathered=_gathered(sizes, recipe, sharded, logits),
+        activations=tokens * activation_bytes(sizes, recipe, sharded=sharded),
         logits=logits,
     )
 
@@ -116,26 +131,30 @@ def adapter_parameters(sizes: ModelSizes, recipe: RecipeSpec) -> int:
     return recipe.model.lora.rank * sizes.layers * widths
 
 
-def activation_bytes(sizes: ModelSizes, recipe: RecipeSpec, ranks: int = 1) -> int:
-    """For each token of a pass; with `gradientCheckpointing` the inputs of all layers, and all of the one layer that is
-    computed again."""
-    kept = kept_bytes(sizes, recipe.model.dtype, ranks)
-    if not recipe.gradient_checkpointing:
+def activation_bytes(sizes: ModelSizes, recipe: RecipeSpec, *, sharded: bool = False) -> int:
+    """For each token of a pass; with `activationCheckpointing` the inputs of all layers and what is kept beside them,
+    and all of the one layer that is computed again."""
+    kept = kept_bytes(sizes, recipe.model.dtype, sharded=sharded)
+    if recipe.activation_checkpointing is ActivationCheckpointing.NONE:
         return kept
+    served = SERVED_BYTES[recipe.model.dtype]
     # Autocast leaves the residual stream in float32, shards have it in `model.dtype`.
-    stream = SERVED_BYTES[recipe.model.dtype] if ranks > 1 else FLOAT32_BYTES
-    return sizes.layers * stream * sizes.hidden + kept // sizes.layers
+    of_layer = (served if sharded else FLOAT32_BYTES) * sizes.hidden
+    if recipe.activation_checkpointing is ActivationCheckpointing.SELECTIVE:
+        hidden, inner, keys = SELECTED
+        of_layer += served * (hidden * sizes.hidden + inner * sizes.inner + keys * sizes.keys)
+    return sizes.layers * of_layer + kept // sizes.layers
 
 
-def kept_bytes(sizes: ModelSizes, dtype: str, ranks: int = 1) -> int:
+def kept_bytes(sizes: ModelSizes, dtype: str, *, sharded: bool = False) -> int:
     """Activations that the learner keeps for each token of a pass."""
-    hidden, inner, keys = (SHARDED_KEPT_BYTES if ranks > 1 else KEPT_BYTES)[dtype]
+    hidden, inner, keys = (SHARDED_KEPT_BYTES if sharded else KEPT_BYTES)[dtype]
     return sizes.layers * (hidden * sizes.hidden + inner * sizes.inner + keys * sizes.keys)
 
 
-def _gathered(sizes: ModelSizes, recipe: RecipeSpec, ranks: int, logits: int) -> int:
+def _gathered(sizes: ModelSizes, recipe: RecipeSpec, sharded: bool, logits: int) -> int:
     served = SERVED_BYTES[recipe.model.dtype]
-    if ranks == 1:
+    if not sharded:
         # Frozen weights are held as a pass needs them.
         casts = recipe.model.dtype == "bfloat16" and recipe.model.lora is None
         return served * sizes.parameters if casts else 0

@@ -10,6 +10,9 @@ GIB: Final = 1 << 30
 SERVED_BYTES: Final = {"float32": 4, "bfloat16": 2}
 """Of a parameter, by `model.dtype`."""
 
+MAX_SIZE: Final = 1 << 32
+"""Of a width, or of a number of layers: a file may claim any."""
+
 BIASED: Final = {"qwen2"}
 """Decoders whose projections to queries, keys and values have a bias."""
 NORMED_HEADS: Final = {"qwen3"}
@@ -26,6 +29,8 @@ class ModelSizes:
     layers: int
     hidden: int
     inner: int
+    heads: int
+    """Of attention, over which context parallel spreads a pass."""
     keys: int
     """Width of a token's keys in a layer; values are as wide."""
     key_heads: int
@@ -55,6 +60,7 @@ class ModelSizes:
             layers=layers,
             hidden=hidden,
             inner=inner,
+            heads=heads,
             keys=keys,
             key_heads=groups,
             vocabulary=vocabulary,
@@ -86,4 +92,4 @@ def _tables(config: Mapping[str, Any]) -> int:
 
 def _size(config: Mapping[str, Any], name: str) -> int:
     size = config.get(name)
-    return size if isinstance(size, int) and size > 0 else 0
+    return size if isinstance(size, int) and 0 < size <= MAX_SIZE else 0

@@ -50,7 +50,7 @@ def encode_delta(old: Buffer, new: Buffer, each: EachOf = map) -> list[bytes]:
 def apply_delta(parts: Buffer, stream: memoryview, each: EachOf = map) -> None:
     """Makes the new stream of the old one, in place. Raises ProtocolError for what is no delta of such a stream, and
     has then written some of it."""
-    cut = list(_parts(memoryview(parts)))
+    cut = list(parts_of(memoryview(parts)))
     targets = list(pieces(stream, PART_BYTES))
     if len(cut) != len(targets):
         raise ProtocolError(f"a delta of {len(cut)} parts, where the stream has {len(targets)}")
@@ -77,8 +77,13 @@ def encode_part(old: Buffer, new: Buffer) -> bytes:
     return len(body).to_bytes(PREFIX_BYTES, "little") + body
 
 
-def apply_part(body: Buffer, target: memoryview) -> None:
-    """Changes one part of the stream; `body` is without its size. Raises ProtocolError."""
+def undo_part(body: Buffer, target: memoryview) -> None:
+    """Makes of one part of the new stream the old one's. An odd last byte stays what it is. Raises ProtocolError."""
+    apply_part(body, target, undo=True)
+
+
+def apply_part(body: Buffer, target: memoryview, *, undo: bool = False) -> None:
+    """Changes one part of the stream, or changes it back; `body` is without its size. Raises ProtocolError."""
     size = target.nbytes
     content = _content(body, size)
     counts = _counts(content, size)
@@ -90,12 +95,14 @@ def apply_part(body: Buffer, target: memoryview) -> None:
     places, words = _places(steps, counts), np.frombuffer(target, "<u2", size // 2)
     if n and (places[-1] >= len(words) or not (np.diff(places) > 0).all()):
         raise ProtocolError("a delta's part changes words that the stream does not have, or one twice")
-    words[places] += (zigzag >> 1) ^ (0 - (zigzag & 1)).astype(np.uint16)
-    if size % 2:
+    moved = (zigzag >> 1) ^ (0 - (zigzag & 1)).astype(np.uint16)
+    words[places] += 0 - moved if undo else moved
+    if size % 2 and not undo:
         target[-1:] = content[-1:]
 
 
-def _parts(parts: memoryview) -> Iterator[memoryview]:
+def parts_of(parts: memoryview) -> Iterator[memoryview]:
+    """The parts of a delta, each without its size. Raises ProtocolError."""
     at = 0
     while at < len(parts):
         end = at + PREFIX_BYTES + int.from_bytes(parts[at : at + PREFIX_BYTES], "little")

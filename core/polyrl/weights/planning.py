@@ -51,18 +51,23 @@ class VersionPlan:
     reason: str
 
 
-def plan_version(facts: VersionFacts, smallest: int = SMALLEST) -> VersionPlan:
-    """A delta where it brings the version to all engines sooner, within the bounds that a joiner needs."""
+def plan_version(facts: VersionFacts, smallest: int = SMALLEST, chosen: bool | None = None) -> VersionPlan:
+    """A delta where it brings the version to all engines sooner, within the bounds that a joiner needs. `chosen`:
+    whether deltas are made whatever is sooner, within these bounds; None: that is not said."""
     megabytes = f"{facts.delta_bytes / 1e6:.1f} of {facts.stream_bytes / 1e6:.1f} MB, {facts.density:.2%} of words"
     if facts.chain is None:
         return VersionPlan(False, "anchor: there is no version of this layout that it could rest on")
-    if facts.stream_bytes < smallest:
+    if chosen is False:
+        return VersionPlan(False, "anchor: the job wants every version whole")
+    if facts.stream_bytes < smallest and not chosen:
         return VersionPlan(False, f"anchor: {facts.stream_bytes / 1e6:.1f} MB are small")
     if len(facts.chain) + 1 >= ANCHOR_EVERY:
         return VersionPlan(False, f"anchor: {len(facts.chain)} deltas since the last one")
     together = sum(facts.chain) + facts.delta_bytes
     if together > CHAIN_SHARE * facts.stream_bytes:
         return VersionPlan(False, f"anchor: {together / 1e6:.1f} MB of deltas would be as long a way ({megabytes})")
+    if chosen:
+        return VersionPlan(True, f"delta: the job wants them ({megabytes})")
     anchor_s, delta_s = _anchor_seconds(facts), _delta_seconds(facts)
     figures = f"{megabytes}; delta {delta_s:.3g} s, anchor {anchor_s:.3g} s"
     form = "delta" if delta_s < anchor_s else "anchor"

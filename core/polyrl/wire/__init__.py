@@ -32,6 +32,7 @@ from polyrl.wire.agent import (
     SUPERSEDED as SUPERSEDED,
     TOKEN_BYTES as TOKEN_BYTES,
     Announce as Announce,
+    Asleep as Asleep,
     Assign as Assign,
     Cancel as Cancel,
     Deltas as Deltas,
@@ -39,9 +40,13 @@ from polyrl.wire.agent import (
     EngineCapacity as EngineCapacity,
     Fenced as Fenced,
     FromAgent as FromAgent,
+    FromPeer as FromPeer,
     FromPuller as FromPuller,
     GetChunk as GetChunk,
+    GetHeld as GetHeld,
+    GetLent as GetLent,
     GetManifest as GetManifest,
+    GoToSleep as GoToSleep,
     HandBack as HandBack,
     HandBackReason as HandBackReason,
     Heartbeat as Heartbeat,
@@ -49,12 +54,15 @@ from polyrl.wire.agent import (
     Hello as Hello,
     Leaving as Leaving,
     Message,
+    Peer as Peer,
+    Peers as Peers,
     PrefixUnknown as PrefixUnknown,
     Recall as Recall,
     Resend as Resend,
     StartDrain as StartDrain,
     ToAgent as ToAgent,
     TokensKept as TokensKept,
+    WakeUp as WakeUp,
     WeightsFailed as WeightsFailed,
     WeightsLoaded as WeightsLoaded,
     Welcome as Welcome,
@@ -157,6 +165,7 @@ decode_to_agent: Final[Callable[[Frame], ToAgent]] = _decoder(ToAgent)
 decode_from_trainer: Final[Callable[[Frame], FromTrainer]] = _decoder(FromTrainer)
 decode_to_trainer: Final[Callable[[Frame], ToTrainer]] = _decoder(ToTrainer)
 decode_from_puller: Final[Callable[[Frame], FromPuller]] = _decoder(FromPuller)
+decode_from_peer: Final[Callable[[Frame], FromPeer]] = _decoder(FromPeer)
 _decode_from_agent: Final[Callable[[Frame], FromAgent]] = _decoder(FromAgent, AGENT_FRAME_BYTES)
 
 

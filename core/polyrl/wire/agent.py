@@ -34,6 +34,8 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=128)]
 Versions: TypeAlias = Annotated[tuple[int, ...], msgspec.Meta(max_length=256)]
 """Four times as many as the largest allowed staleness lets an engine hold tokens of."""
 
+Liars: TypeAlias = Annotated[tuple[Name, ...], msgspec.Meta(max_length=1024)]
+
 Receipts: TypeAlias = Annotated[dict[int, bytes], msgspec.Meta(max_length=257)]
 """`weights.receipt_of` by version: of those, and of the one that it serves."""
 
@@ -87,6 +89,14 @@ class Hello(Message, frozen=True, tag="hello"):
     of an earlier version does not say."""
     receipts: Receipts = {}
     """Of all versions that it names."""
+    peer_key: bytes = b""
+    """Public half that other agents know it by (see `sealing.PeerKeys`); empty: it gives and takes no chunks."""
+    peer_port: int = 0
+    """Where it gives them, at the address from which it dials us; 0: nowhere."""
+    sleeps: bool = False
+    """It takes GoToSleep and WakeUp; one that does not is never asked."""
+    asleep: bool = False
+    """It holds no memory of its device: it sleeps, or was not started yet, and goes on by WakeUp."""
 
     def __post_init__(self) -> None:
         shorten(self, "leaving_reason")
@@ -134,9 +144,19 @@ class WeightsLoaded(Message, frozen=True, tag="serving"):
     version: int
     pull_seconds: float
     load_seconds: float
+    """Reading and taking the weights; with the two below, how long the update paused the engine."""
     bytes_pulled: int
     receipt: bytes = b""
     """`weights.receipt_of` what was pulled."""
+    bytes_from_peers: int = 0
+    """Of `bytes_pulled`: what other agents gave."""
+    liars: Liars = ()
+    """Engines whose agents gave it a false chunk since it said so last: the chunk was dropped, and they are asked no
+    more."""
+    wait_seconds: float = 0.0
+    """Until nothing was generated any more."""
+    verify_seconds: float = 0.0
+    """Whether the weights fit the model."""
 
 
 class WeightsFailed(Message, frozen=True, tag="wfail"):
@@ -148,6 +168,14 @@ class WeightsFailed(Message, frozen=True, tag="wfail"):
 
     def __post_init__(self) -> None:
         shorten(self, "reason")
+
+
+class Asleep(Message, frozen=True, tag="asleep"):
+    """Answer to GoToSleep: the device has its memory, and what ran was handed back before. It pulls weights meanwhile,
+    and serves again after WakeUp, which is answered by WeightsLoaded."""
+
+    seconds: float
+    """That it took."""
 
 
 class HandBackReason(StrEnum):
@@ -235,6 +263,8 @@ class Assign(Message, frozen=True, tag="assign"):
     """Tokens that the agent has from the last turn it generated of this sample."""
     base_check: int = 0
     """CRC-32 of those, as uint32; another text of the same length must not be taken for it."""
+    turn_start: int = 0
+    """Response position where the turn begins: stop strings are looked for from there on."""
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -280,11 +310,41 @@ class Announce(Message, frozen=True, tag="announce"):
         return WeightsRef(self.version, self.endpoint, public_key=self.public_key, manifest_hash=self.manifest_hash)
 
 
+class Peer(msgspec.Struct, frozen=True, array_like=True):
+    """An agent of the run, to another one."""
+
+    engine: Name
+    public_key: bytes
+    endpoint: str = ""
+    """Where it gives chunks; empty: nowhere."""
+
+
+class Peers(Message, frozen=True, tag="peers"):
+    """Who else of the run gives and takes chunks of weights: all of them, or what has changed since."""
+
+    added: tuple[Peer, ...]
+    gone: tuple[str, ...] = ()
+    """Engines that nobody lets in any more."""
+    whole: bool = False
+    """`added` is all: who is not in it is gone."""
+
+
 class StartDrain(Message, frozen=True, tag="drain"):
     """Finish or hand back everything before `deadline_s`, take nothing new, then Deregister."""
 
     deadline_s: float
     reason: str
+
+
+class GoToSleep(Message, frozen=True, tag="sleep"):
+    """The learner needs the device: hand everything back, and give its memory back; answered by Asleep."""
+
+    deadline_s: float
+    """After which the learner waits no longer. An engine that cannot do it by then is ended, which frees the memory."""
+
+
+class WakeUp(Message, frozen=True, tag="wake"):
+    """The learner waits, and the device is free: serve the newest weights that are here."""
 
 
 SUPERSEDED: Final = "another trainer has taken this one's place"
@@ -300,9 +360,31 @@ class Fenced(Message, frozen=True, tag="fenced"):
 
 
 FromAgent: TypeAlias = (
-    Hello | Deltas | Heartbeat | WeightsLoaded | WeightsFailed | HandBack | PrefixUnknown | Leaving | Deregister
+    Hello
+    | Deltas
+    | Heartbeat
+    | WeightsLoaded
+    | WeightsFailed
+    | Asleep
+    | HandBack
+    | PrefixUnknown
+    | Leaving
+    | Deregister
 )
-ToAgent: TypeAlias = Welcome | Assign | Cancel | Recall | TokensKept | Resend | Announce | StartDrain | Fenced
+ToAgent: TypeAlias = (
+    Welcome
+    | Assign
+    | Cancel
+    | Recall
+    | TokensKept
+    | Resend
+    | Announce
+    | Peers
+    | GoToSleep
+    | WakeUp
+    | StartDrain
+    | Fenced
+)
 
 
 class GetManifest(Message, frozen=True, tag="getm"):
@@ -318,5 +400,23 @@ class GetChunk(Message, frozen=True, tag="getc"):
     hash: bytes
 
 
-FromPuller: TypeAlias = GetManifest | GetChunk
+class GetLent(Message, frozen=True, tag="getl"):
+    """Ask for one chunk, or for where it may be read (`weights.lending`). `returned`: tickets of what was read."""
+
+    version: int
+    hash: bytes
+    returned: tuple[int, ...] = ()
+
+
+FromPuller: TypeAlias = GetManifest | GetChunk | GetLent
 """Each is answered by bytes (see `wire.serving`)."""
+
+
+class GetHeld(Message, frozen=True, tag="geth"):
+    """Ask an agent which chunks of a version it can give: a bit for each chunk of the manifest in its order, then a bit
+    for each that it awaits from the publisher."""
+
+    manifest_hash: bytes
+
+
+FromPeer: TypeAlias = GetManifest | GetChunk | GetHeld

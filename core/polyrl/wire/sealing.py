@@ -1,4 +1,5 @@
-"""What crosses a plain stream between a receiver of weights and who serves them: authenticated, encrypted, in order.
+"""What crosses a plain stream between two sides that know each other's keys: authenticated, encrypted, in order. So a
+receiver of weights speaks with who serves them, and a trainer's pods with each other.
 
     receiver -> server   GREETING, then the public half of an X25519 key made for this connection
     server -> receiver   the same half of its own
@@ -9,11 +10,16 @@
 The lasting keys are those of the key files, which CURVE uses too. Each side shows its own by the first frame that the
 other can open: the order of secrets, and what they give, is that of the Noise pattern KK with one round trip less to
 write down. A frame that is repeated, left out, changed or of another connection does not open, and ends its connection.
+
+Among agents, whose lasting keys are one pair per process, the receiver shows which it is at once, since who serves must
+know with whose key to go on: PEER_GREETING, the made half, and the lasting one. A key that is not on the manager's list
+is answered by nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,7 +36,8 @@ from polyrl.weights import Buffer
 GREETING: Final = b"polyrl weights 1"
 """First bytes of a receiver; another version of this protocol has others."""
 PUBLIC_BYTES: Final = 32
-GREETING_BYTES: Final = len(GREETING) + PUBLIC_BYTES
+PEER_GREETING: Final = b"polyrl peers 1"
+"""First bytes of an agent to another one."""
 KEY_BYTES: Final = 16
 """AES-128: as safe for a connection's life as AES-256, and 15 % faster."""
 NONCE_BYTES: Final = 12
@@ -55,12 +62,43 @@ class LastingKeys:
         return cls(secret, key_bytes(public_key), peer=key_bytes(peer_public_key))
 
 
+@dataclass(frozen=True)
+class PeerKeys:
+    """An agent's own pair towards other agents: drawn by its process, and kept nowhere."""
+
+    secret: X25519PrivateKey
+    public: bytes
+
+    @classmethod
+    def draw(cls) -> PeerKeys:
+        secret = X25519PrivateKey.generate()
+        return cls(secret, secret.public_key().public_bytes_raw())
+
+    def towards(self, peer: bytes) -> LastingKeys:
+        """For a connection with the agent of that public half."""
+        return LastingKeys(self.secret, self.public, peer=peer)
+
+
 class Handshake:
     """One side of one connection, before its keys are known."""
 
-    def __init__(self, keys: LastingKeys) -> None:
-        self._keys, self._made = keys, X25519PrivateKey.generate()
+    greeting_bytes = len(GREETING) + PUBLIC_BYTES
+
+    def __init__(self, keys: LastingKeys, protocol: bytes = GREETING) -> None:
+        """`protocol` is what is spoken on the connection: keys of one are none of another."""
+        self._keys, self._made, self._protocol = keys, X25519PrivateKey.generate(), protocol
         self.public = self._made.public_key().public_bytes_raw()
+
+    @property
+    def greeting(self) -> bytes:
+        """What the dialling side sends first."""
+        return self._protocol + self.public
+
+    def answer(self, greeting: bytes) -> tuple[Sealer, Opener]:
+        """`finish` for the side that was dialled. Raises ProtocolError also for a greeting of something else."""
+        if not greeting.startswith(self._protocol):
+            raise ProtocolError("not a receiver of weights, or one of another version")
+        return self.finish(greeting[len(self._protocol) :], dialled=False)
 
     def finish(self, theirs: bytes, *, dialled: bool) -> tuple[Sealer, Opener]:
         """What seals our frames, and what opens theirs. Raises ProtocolError for a key that nobody makes."""
@@ -76,10 +114,44 @@ class Handshake:
         halves = (keys.public, self.public, keys.peer, theirs)
         if not dialled:
             halves = (*halves[2:], *halves[:2])
-        salt = hashlib.sha256(GREETING + b"".join(halves)).digest()
-        derived = HKDF(SHA256(), 2 * KEY_BYTES, salt, GREETING).derive(secret)
+        salt = hashlib.sha256(self._protocol + b"".join(halves)).digest()
+        derived = HKDF(SHA256(), 2 * KEY_BYTES, salt, self._protocol).derive(secret)
         ours, other_way = derived[:KEY_BYTES], derived[KEY_BYTES:]
         return (Sealer(ours), Opener(other_way)) if dialled else (Sealer(other_way), Opener(ours))
+
+
+class PeerHandshake(Handshake):
+    """The same between two agents, on the dialling side."""
+
+    def __init__(self, keys: LastingKeys) -> None:
+        super().__init__(keys, PEER_GREETING)
+
+    @property
+    def greeting(self) -> bytes:
+        return super().greeting + self._keys.public
+
+
+class PeerReception(Handshake):
+    """The same on the side that was dialled: by whom, it learns from the greeting."""
+
+    greeting_bytes = len(PEER_GREETING) + 2 * PUBLIC_BYTES
+
+    def __init__(self, keys: PeerKeys, admits: Callable[[bytes], bool]) -> None:
+        """`admits` knows the public halves of the run's agents."""
+        super().__init__(keys.towards(b""), PEER_GREETING)
+        self._own, self._admits = keys, admits
+
+    @property
+    def peer(self) -> bytes:
+        """Who dialled, by the greeting; the first request that opens shows that it is."""
+        return self._keys.peer
+
+    def answer(self, greeting: bytes) -> tuple[Sealer, Opener]:
+        made, lasting = greeting[-2 * PUBLIC_BYTES : -PUBLIC_BYTES], greeting[-PUBLIC_BYTES:]
+        if not greeting.startswith(PEER_GREETING) or not self._admits(lasting):
+            raise ProtocolError("not an agent on the manager's list")
+        self._keys = self._own.towards(lasting)
+        return self.finish(made, dialled=False)
 
 
 class Sealer:

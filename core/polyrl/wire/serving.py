@@ -1,7 +1,8 @@
 """One receiver's connection to who serves weights, without its socket: bytes that came go in, bytes to send come out.
 
-    request   sealed: 2 bytes, its length; sealed: a GetManifest or a GetChunk
+    request   sealed: 2 bytes, its length; sealed: a GetManifest, a GetChunk or a GetLent
     answer    sealed: 8 bytes, the content's length, 0 when it is not kept; sealed: the content in frames of FRAME_BYTES
+              With LENT in the length the content is a `weights.lending.Loan`: where a chunk may be read
 
 Answers come in the order of requests, and each frame belongs to the request that it answers. A receiver may ask
 MAX_ASKED ahead; one that asks for more, or speaks otherwise, is at fault, and its connection ends.
@@ -13,11 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from polyrl.errors import ProtocolError
-from polyrl.wire import FromPuller, decode_from_puller
-from polyrl.wire.sealing import FRAME_BYTES, GREETING, GREETING_BYTES, Handshake, Opener, Sealer, sealed_frames
+from polyrl.wire import Frame
+from polyrl.wire.sealing import FRAME_BYTES, Handshake, Opener, Sealer, sealed_frames
 
 MAX_ASKED: Final = 8
 """Requests of one connection that wait for their turn; more than twice what a receiver of ours has under way."""
@@ -25,6 +26,7 @@ MAX_REQUEST_BYTES: Final = 256
 """A request is a version and a hash."""
 LENGTH_BYTES: Final = 2
 SIZE_BYTES: Final = 8
+LENT: Final = 1 << 63
 ABOUT_REQUESTS: Final = b"request"
 ROOM_BYTES: Final = FRAME_BYTES + Sealer.overhead
 """The largest sealed frame."""
@@ -37,20 +39,30 @@ class Content:
     data: memoryview
     reading: Callable[[], AbstractContextManager[object]]
     """Entered around every read of `data`; it raises ProtocolError once they are other bytes."""
+    is_loan: bool = False
+    """`data` says where what was asked for lies."""
 
 
-class ServedConnection:
+R = TypeVar("R")
+
+
+class ServedConnection(Generic[R]):
     """Says what to send next; whoever has the socket sends it, all of it, before he asks again."""
 
-    def __init__(self, handshake: Handshake, find: Callable[[FromPuller], Content | None]) -> None:
-        """`find` gives what answers a request; None when it is not kept."""
-        self._handshake, self._find = handshake, find
+    def __init__(
+        self,
+        handshake: Handshake,
+        find: Callable[[R], Content | None],
+        decode: Callable[[Frame], R],
+    ) -> None:
+        """`find` gives what answers a request; None when it is not kept. `decode` knows those that may be asked."""
+        self._handshake, self._find, self._decode = handshake, find, decode
         self._inbox = bytearray()
         self._keys: tuple[Sealer, Opener] | None = None
         self._greeting = b""
         self._length = 0
         """Of the request that comes next; 0: not known."""
-        self._asked: deque[tuple[FromPuller, bytes]] = deque()
+        self._asked: deque[tuple[R, bytes]] = deque()
         self._content: Content | None = None
         self._about = b""
         self._frames: deque[tuple[int, int]] = deque()
@@ -86,7 +98,8 @@ class ServedConnection:
             self._content = self._find(request)
             size = len(self._content.data) if self._content else 0
             self._frames.extend(sealed_frames(size))
-            return sealer.seal(size.to_bytes(SIZE_BYTES, "big"), self._about, room)
+            header = size | (LENT if self._content and self._content.is_loan else 0)
+            return sealer.seal(header.to_bytes(SIZE_BYTES, "big"), self._about, room)
         assert self._content is not None
         begin, end = self._frames.popleft()
         with self._content.reading():
@@ -95,7 +108,7 @@ class ServedConnection:
     def _parse(self) -> bool:
         """Takes one thing of what came; False when it has not come whole."""
         if self._keys is None:
-            greeting = self._take(GREETING_BYTES)
+            greeting = self._take(self._handshake.greeting_bytes)
             if greeting is not None:
                 self._greet(greeting)
             return greeting is not None
@@ -115,16 +128,14 @@ class ServedConnection:
         return True
 
     def _greet(self, greeting: bytes) -> None:
-        if not greeting.startswith(GREETING):
-            raise ProtocolError("not a receiver of weights, or one of another version")
-        self._keys = self._handshake.finish(greeting[len(GREETING) :], dialled=False)
+        self._keys = self._handshake.answer(greeting)
         self._greeting = self._handshake.public
 
     def _ask(self, body: bytes) -> None:
         self._length, self.requests = 0, self.requests + 1
         if len(self._asked) >= MAX_ASKED:
             raise ProtocolError(f"more than {MAX_ASKED} requests at once")
-        self._asked.append((decode_from_puller(body), body))
+        self._asked.append((self._decode(body), body))
 
     def _take(self, size: int) -> bytes | None:
         if len(self._inbox) < size:

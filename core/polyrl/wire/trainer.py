@@ -105,6 +105,8 @@ class BatchRequest(Message, frozen=True, tag="next"):
     max_samples: int
     max_tokens: int
     deadline_s: float
+    alone: bool = False
+    """It is learned where there is no room beside engines: it comes when those on the trainer's devices sleep."""
 
 
 class Withdraw(Message, frozen=True, tag="withdraw"):

@@ -158,8 +158,11 @@ def manager_session() -> aiohttp.ClientSession:
 
 @lru_cache(maxsize=CONTEXTS)
 def _pinned(authority: str) -> ssl.SSLContext:
-    """Trusts this authority alone."""
+    """Trusts this authority alone. Raises ProtocolError for what is none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(cadata=authority)
+    try:
+        context.load_verify_locations(cadata=authority)
+    except (ssl.SSLError, ValueError) as error:
+        raise ProtocolError(f"the authority of its certificate cannot be pinned: {error}") from None
     return context

@@ -23,17 +23,22 @@ from polyrl import parent_death_signal
 from polyrl.control import parse_endpoints
 from polyrl.errors import UserError
 from polyrl.keys import AgentKeys, read_keys
+from polyrl.manifest.environment import ENGINE_APART
 from polyrl.manifest.job import read_job
 from polyrl.manifest.rollout import EngineSpec, EngineType
+from polyrl.manifest.spec import ReservedSleep
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.sample import Pool
+from polyrl.weights import digest
 from polyrl.wire import EngineCapacity
+from polyrl.worker import EVERYWHERE
 from polyrl_rollout.agent.app import Agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.engines.embedded.engine import EmbeddedEngine
 from polyrl_rollout.engines.port import InferenceEngine
 from polyrl_rollout.engines.sglang.engine import SGLangEngine
 from polyrl_rollout.metadata import METADATA_URL, MetadataWatcher, TerminationNotice, asked_cloud
+from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.staging import Staging
 
 EXIT_USER: Final = 2
@@ -41,8 +46,10 @@ EXIT_SECOND_SIGNAL: Final = 130
 METADATA_ENV: Final = "POLYRL_METADATA_URL"
 NOTICE_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
+log = structlog.get_logger(__name__)
 
-def main(
+
+def main(  # noqa: PLR0913 - one argument per flag
     job: Annotated[Path, typer.Option(help="The run's job.json.")],
     keys: Annotated[Path, typer.Option(help="The agent's key file, mode 0600.")],
     run_epoch: Annotated[int, typer.Option("--epoch", help="Run epoch; the manager refuses any other.")],
@@ -50,6 +57,9 @@ def main(
     pool: Annotated[Pool, typer.Option(help="Kind of capacity this engine runs on.")],
     manager_endpoints: Annotated[Path | None, typer.Option(help="File with the manager's endpoints.")] = None,
     manager: Annotated[str | None, typer.Option(help="tcp://host:port of the manager, instead of the file.")] = None,
+    exchange_bind: Annotated[str | None, typer.Option(help="Address to give chunks at; none: takes no part.")] = None,
+    exchange_port: Annotated[int, typer.Option(help="Port for that; 0: the system chooses.")] = 0,
+    exchange_least: Annotated[int, typer.Option(help="Bytes, summed over the fleet, from which it pays.")] = 0,
     metadata: Annotated[str, typer.Option(envvar=METADATA_ENV, help="Where the cloud's metadata is.")] = METADATA_URL,
 ) -> None:
     """Generate for one run with one engine, until the manager drains it or the machine goes."""
@@ -72,14 +82,23 @@ def main(
         pool=pool,
         drain_s=float(manifest.spec.rollout.drain_seconds),
         seed=manifest.spec.recipe.seed,
+        rdma_devices=mooncake.rdma_devices if (mooncake := manifest.spec.rollout.mooncake) else None,
     )
     engine_spec = manifest.spec.reserved_engine if pool is Pool.RESERVED else manifest.spec.rollout.engine
-    engine = choose_engine(engine_spec)
+    shares = pool is Pool.RESERVED and manifest.spec.trainer.reserved_sleep is not ReservedSleep.NEVER
+    engine = choose_engine(engine_spec, sleeps=shares and not os.environ.get(ENGINE_APART))
     cloud = asked_cloud(manifest.spec.rollout.capacity, pool)
     watch = None if cloud is None else partial(MetadataWatcher, cloud, metadata)
     # Announced to the manager until the engine has started and measured its own.
     expected = EngineCapacity(engine_spec.max_running, engine_spec.kv_tokens, max_context=engine_spec.max_context)
-    sys.exit(asyncio.run(run_agent(settings, engine, expected, manifest.metadata.name, watch)))
+    swarm = None if exchange_bind is None else join_swarm(engine_name, exchange_bind, exchange_port, exchange_least)
+    # Agents of this machine share a folder, except where they are to exchange whatever there is. Two runs of one name
+    # beside each other have keys of their own.
+    alone = swarm is not None and not exchange_least
+    staging = Staging(
+        manifest.metadata.name, engine_name if alone else digest(agent_keys.trainer_public_key.encode()).hex()
+    )
+    sys.exit(asyncio.run(run_agent(settings, engine, expected, staging, watch, swarm)))
 
 
 Watch: TypeAlias = Callable[[Callable[[TerminationNotice], None]], MetadataWatcher]
@@ -87,12 +106,16 @@ Watch: TypeAlias = Callable[[Callable[[TerminationNotice], None]], MetadataWatch
 
 
 async def run_agent(
-    settings: AgentSettings, engine: InferenceEngine, capacity: EngineCapacity, run: str, watch: Watch | None = None
+    settings: AgentSettings,
+    engine: InferenceEngine,
+    capacity: EngineCapacity,
+    staging: Staging,
+    watch: Watch | None = None,
+    swarm: Swarm | None = None,
 ) -> int:
-    """Runs an agent in this process until it ends; returns its exit code."""
-    staging = Staging(run, settings.engine)
+    """Runs an agent in this process until it ends, and closes `staging` then; returns its exit code."""
     try:
-        agent = Agent(settings, engine, capacity, staging)
+        agent = Agent(settings, engine, capacity, staging, swarm)
         if watch is not None:
             agent.spawn(watch(lambda notice: agent.notice(notice.seconds, notice.reason)).run())
         loop = asyncio.get_running_loop()
@@ -104,12 +127,23 @@ async def run_agent(
         loop.add_signal_handler(HEAL, agent.manager.heal)
         return await agent.run()
     finally:
+        if swarm is not None:
+            swarm.close()
         staging.close()
 
 
-def choose_engine(spec: EngineSpec) -> InferenceEngine:
-    """The engine of `spec.type`, not yet started."""
-    return EmbeddedEngine(spec) if spec.type is EngineType.EMBEDDED else SGLangEngine(spec)
+def join_swarm(engine: str, host: str, port: int, least_bytes: int) -> Swarm:
+    """Gives chunks there; where that cannot be, it takes them only, and generates all the same."""
+    try:
+        return Swarm(engine, port, "" if host == EVERYWHERE else host, least_bytes)
+    except OSError as error:
+        log.warning("no chunks are given to others", bind=host, port=port, error=error.strerror or str(error))
+        return Swarm(engine, least_bytes=least_bytes)
+
+
+def choose_engine(spec: EngineSpec, *, sleeps: bool = False) -> InferenceEngine:
+    """The engine of `spec.type`, not yet started. `sleeps`: where it can, it gives memory back at times."""
+    return EmbeddedEngine(spec) if spec.type is EngineType.EMBEDDED else SGLangEngine(spec, sleeps=sleeps)
 
 
 def read_endpoint(path: Path, run_epoch: int) -> str | None:

@@ -1,10 +1,11 @@
 """The agent: one engine, one link to the manager, and what is between them.
 
-weights     pulled while serving; at the switch running sequences stop, unless the engine keeps them, and those that may
-            use the new version go on
+weights     pulled while serving, from other agents too and for them; at the switch running sequences stop, unless the
+            engine keeps them, and those that may use the new version go on
 drain       generate on while there is time, hand back the rest, wait until the manager has everything, Deregister,
             exit 0
 notice      SIGTERM, or the cloud's metadata: Leaving; the manager's StartDrain follows, or the agent drains itself
+sleep       where the learner needs the device: hand everything back, give its memory back, pull on; load at the waking
 engine      broken: hand everything back, Deregister, exit 1. Nothing is restarted here: the fleet replaces workers
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -26,8 +28,11 @@ from polyrl.worker import TEMPORARY_EXIT
 from polyrl_rollout.agent.conversation import AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation
 from polyrl_rollout.agent.protocol import AgentProtocol
+from polyrl_rollout.agent.rest import Sleeper
 from polyrl_rollout.agent.stop_strings import read_tokenizer
-from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineLost, InferenceEngine
+from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineLost, InferenceEngine, LoadSeconds
+from polyrl_rollout.weights.lent import LoanReader
+from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staging
 from polyrl_rollout.weights.versions import Versions
@@ -42,6 +47,8 @@ REPLAN_S: Final = 0.25
 """Longest pause between two checks of what is left while draining; the end of a sequence ends it at once."""
 START_DRAIN_WAIT_S: Final = 2.0
 """After Leaving the manager has this long to send StartDrain before the agent drains itself."""
+NEWER_S: Final = 5.0
+"""An engine that wakes waits so long for a version that is on its way: loading the one before would be for nothing."""
 CLOSE_S: Final = 15.0
 """Longest wait for the engine to end; its parent death signal ends what is left."""
 EXIT_DONE: Final = 0
@@ -54,18 +61,31 @@ class Agent:
     """`run` once; the value it returns is the process's exit code."""
 
     def __init__(
-        self, settings: AgentSettings, engine: InferenceEngine, capacity: wire.EngineCapacity, staging: Staging
+        self,
+        settings: AgentSettings,
+        engine: InferenceEngine,
+        capacity: wire.EngineCapacity,
+        staging: Staging,
+        swarm: Swarm | None = None,
     ) -> None:
-        """`capacity`: the expected one, announced until it has started and its own is known."""
+        """`capacity`: the expected one, announced until it has started and its own is known. `swarm`: other agents that
+        weights are taken from, and given to."""
         self._settings, self._engine, self._capacity, self._staging = settings, engine, capacity, staging
+        self._swarm = swarm
         self._loop = asyncio.get_running_loop()
         self._protocol = AgentProtocol()
         self.book = self._protocol.book
         self._generation = Generation(engine, self.book, self, seed=settings.seed)
         self.manager = Conversation(settings, self._protocol, self)
         self._send = self.manager.send
-        puller = Puller(settings.keys, staging)
+        reader = None if settings.rdma_devices is None else LoanReader(settings.rdma_devices)
+        puller = Puller(settings.keys, staging, swarm=swarm, reader=reader)
         self._versions = Versions(engine, puller, staging, self._switch, self._send, self.engine_failed)
+        self._rest = Sleeper(engine.sleeps, self._fall_asleep, begin_waking=lambda: self.spawn(self._wake()))
+        self._changing = asyncio.Lock()
+        """Held by who changes the engine's weights or memory."""
+        self._newest: Pulled | None = None
+        """What it serves, or will when it wakes."""
         self._unsent = asyncio.Event()
         self._progress = asyncio.Event()
         self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
@@ -81,7 +101,7 @@ class Agent:
         """Until drained, fenced for good, or broken. Returns EXIT_DONE, EXIT_FAILED or TEMPORARY_EXIT."""
         with zmq.Context() as context:
             works = (self._send_tokens(), self._send_heartbeats(), self._versions.run(), self._watch_engine())
-            for work in (self.manager.run(context), *works):
+            for work in (self.manager.run(context), *works, self._rest.run()):
                 self.spawn(work)
             try:
                 code, why = await self._ended
@@ -117,6 +137,10 @@ class Agent:
             leaving_reason=self._ends_for,
             seq=self.book.seq,
             receipts={one: receipts[one] for one in (self._engine.version, *versions) if one in receipts},
+            peer_key=self._swarm.public_key if self._swarm else b"",
+            peer_port=self._swarm.port if self._swarm else 0,
+            sleeps=self._rest.able,
+            asleep=self._rest.asleep,
         )
 
     async def reset(self) -> None:
@@ -140,8 +164,20 @@ class Agent:
                 self.spawn(self._generation.stop([assignment]))
             case wire.Recall(assignment):
                 self.spawn(self._give_back([assignment], HandBackReason.RECALLED))
+            case _:
+                self._handle_rest(message)
+
+    def _handle_rest(self, message: wire.ToAgent) -> None:
+        """What concerns the engine, and no sequence."""
+        match message:
             case wire.Announce():
                 self._versions.announce(message.weights)
+            case wire.Peers() if self._swarm is not None:
+                self._swarm.update(message)
+            case wire.GoToSleep(deadline_s):
+                self._rest.order_sleep(deadline_s)
+            case wire.WakeUp():
+                self._rest.order_wake()
             case wire.StartDrain():
                 self._drain(message)
 
@@ -208,14 +244,24 @@ class Agent:
     # --- weights ------------------------------------------------------------------------------------------------------
 
     async def _switch(self, pulled: Pulled) -> str:
+        """As `_change_to`; an engine that sleeps loads it when it wakes."""
+        async with self._changing:
+            if self._rest.asleep:
+                self._newest = pulled
+                return ""
+            return await self._change_to(pulled)
+
+    async def _change_to(self, pulled: Pulled) -> str:
         """Stops what may not run on, loads, and lets those go on that may. Returns why the old version serves on, if it
         does."""
         begun, version = self._loop.time(), pulled.staged.version
         self._switching = True
         await self._stop_before(version)
         self._flush(everything=True)
+        stopped_s = self._loop.time() - begun
+        announced = self._capacity
         try:
-            changed = await self._load(pulled)
+            seconds = await self._load(pulled)
         except EngineFailed as error:
             log.warning("weights not loaded", version=version, error=str(error))
             self._send(wire.WeightsFailed(version, self._engine.version, reason=str(error)))
@@ -225,23 +271,38 @@ class Agent:
                 await self._check_engine()
             return str(error)
         else:
-            if changed:
+            self._newest = pulled
+            if self._capacity != announced:
                 self._send(self.hello())
-            seconds = self._loop.time() - begun
-            self._send(
-                wire.WeightsLoaded(
-                    version,
-                    pulled.seconds,
-                    load_seconds=seconds,
-                    bytes_pulled=pulled.bytes_pulled,
-                    receipt=pulled.staged.receipt,
-                )
-            )
-            log.info("weights loaded", version=version, pull_s=round(pulled.seconds, 3), load_s=round(seconds, 3))
+            self._send_loaded(pulled, replace(seconds, wait=seconds.wait + stopped_s))
             return ""
         finally:
             self._switching = False
             self._continue()
+
+    def _send_loaded(self, pulled: Pulled, pause: LoadSeconds) -> None:
+        version = pulled.staged.version
+        self._send(
+            wire.WeightsLoaded(
+                version,
+                pulled.seconds,
+                load_seconds=pause.load,
+                bytes_pulled=pulled.bytes_pulled,
+                receipt=pulled.staged.receipt,
+                bytes_from_peers=pulled.bytes_from_peers,
+                liars=pulled.liars,
+                wait_seconds=pause.wait,
+                verify_seconds=pause.verify,
+            )
+        )
+        parts = {"wait": pause.wait, "load": pause.load, "verify": pause.verify}
+        log.info(
+            "weights loaded",
+            version=version,
+            pull_s=round(pulled.seconds, 3),
+            from_peers=pulled.bytes_from_peers,
+            **{f"{name}_s": round(seconds, 4) for name, seconds in parts.items()},
+        )
 
     async def _stop_before(self, version: int) -> None:
         """Stops what does not run on through a switch to `version`: all, unless the engine keeps requests; then what
@@ -254,16 +315,17 @@ class Agent:
         afresh = (stream for stream in self.book.unfinished() if not self._generation.has_begun(stream))
         await self._generation.stop({stream.assign.assignment for stream in (*for_good, *afresh)})
 
-    async def _load(self, pulled: Pulled) -> bool:
-        """True when the engine's capacity turned out to be another than was announced so far. Raises EngineFailed."""
-        announced = self._capacity
+    async def _load(self, pulled: Pulled) -> LoadSeconds:
+        """Of the load alone: the first one starts the engine, too, whose capacity may turn out to be another than was
+        announced so far. Raises EngineFailed."""
         if not self._started:
             self._capacity = await self._engine.start(pulled.staged.folder)
             self._started = True
+        elif self._rest.able and self._engine.version == NO_VERSION:
+            return await self._engine.wake(pulled.staged.version, pulled.staged.folder)
         if self._generation.decode is None:
             self._generation.decode = await asyncio.to_thread(read_tokenizer, pulled.staged.folder)
-        await self._engine.load_weights(pulled.staged.version, pulled.staged.folder)
-        return self._capacity != announced
+        return await self._engine.load_weights(pulled.staged.version, pulled.staged.folder)
 
     def _continue(self) -> None:
         for stream in self.book.unfinished():
@@ -273,6 +335,46 @@ class Agent:
                 self.hand_back(stream.assign.assignment, HandBackReason.VERSION_CHANGED)
             elif not self._generation.is_running(stream):
                 self._generation.start(stream)
+
+    # --- sleep --------------------------------------------------------------------------------------------------------
+
+    async def _fall_asleep(self, deadline_s: float) -> None:
+        """The agent ends with an engine that does not: only its end is sure to free the memory."""
+        begun = self._loop.time()
+        try:
+            async with asyncio.timeout(deadline_s), self._changing:
+                if not self._rest.asleep:
+                    rest = [stream.assign.assignment for stream in self.book.unfinished()]
+                    await self._give_back(rest, HandBackReason.RECALLED)
+                    await self._engine.sleep()
+                    self._rest.asleep = True
+        except TimeoutError:
+            await self._end_awake(EngineLost(f"it did not sleep within {deadline_s:g} s"))
+        except EngineFailed as error:
+            await self._end_awake(error)
+        else:
+            seconds = self._loop.time() - begun
+            log.info("asleep", seconds=round(seconds, 3))
+            self._send(wire.Asleep(seconds))
+
+    async def _end_awake(self, error: EngineFailed) -> None:
+        """The manager hears of it when the memory is free."""
+        await self._close_engine()
+        self.engine_failed(error)
+
+    async def _wake(self) -> None:
+        """With the newest weights that are here; without any the first ones start it."""
+        begun = self._loop.time()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(NEWER_S):
+                await self._versions.settled()
+        async with self._changing:
+            if not (self._rest.asleep and self._rest.is_wanted):
+                return
+            self._rest.asleep = False
+            if self._newest is not None:
+                await self._change_to(self._newest)
+                log.info("awake", seconds=round(self._loop.time() - begun, 3), version=self._engine.version)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -355,6 +457,9 @@ class Agent:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._generation.stop_all()
+        await self._close_engine()
+
+    async def _close_engine(self) -> None:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._engine.close()

@@ -52,6 +52,8 @@ class AgentSettings:
     """How long after SIGTERM the agent is ended by force."""
     seed: int
     """The run's; each sample's draws are seeded from it and the sample's name."""
+    rdma_devices: str | None = None
+    """By which weights come, where the publisher lends them; empty: by TCP. None: nothing is asked for so."""
 
 
 class SessionHandler(Protocol):

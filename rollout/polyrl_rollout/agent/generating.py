@@ -172,7 +172,7 @@ class Generation:
             raise RequestRejected(
                 f"it is to end at {', '.join(map(repr, stop))}, and no {TOKENIZER_FILE} came with the weights"
             )
-        return StopStrings(stop, self.decode, response=stream.response_ids())
+        return StopStrings(stop, self.decode, turn=stream.turn_ids())
 
     async def _check_failure(self, number: int, rid: str, error: str) -> None:
         """One failed request, or a failed engine?"""

@@ -98,10 +98,10 @@ class Stream:
         """Everything the engine needs to generate on: what was assigned and what came since."""
         return [*unpack_ids(self.assign.input_ids).tolist(), *self.ids]
 
-    def response_ids(self) -> list[int]:
-        """What follows the prompt."""
+    def turn_ids(self) -> list[int]:
+        """What the turn holds."""
         ids = self.input_ids()
-        return ids[len(ids) - self.length :]
+        return ids[len(ids) - (self.length - self.assign.turn_start) :]
 
 
 @dataclass(frozen=True)

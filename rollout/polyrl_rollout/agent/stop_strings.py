@@ -39,12 +39,12 @@ def read_tokenizer(folder: Path) -> Decode | None:
 
 
 class StopStrings:
-    """Those of one sequence, while one engine generates it."""
+    """Those of one turn, while one engine generates it."""
 
-    def __init__(self, stop: Sequence[str], decode: Decode, response: Sequence[int]) -> None:
-        """`response`: what it holds already."""
+    def __init__(self, stop: Sequence[str], decode: Decode, turn: Sequence[int]) -> None:
+        """`turn`: what it holds already."""
         self._reader = StopReader(stop, decode)
-        self._is_over = any([self._reader.completes(token) for token in response])
+        self._is_over = any([self._reader.completes(token) for token in turn])
 
     def is_over(self) -> bool:
         """What there is holds one already: the engine that wrote it was lost before it said so."""

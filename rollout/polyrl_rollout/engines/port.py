@@ -63,6 +63,19 @@ class TokenChunk:
     """Set on the last chunk only, which may hold no tokens."""
 
 
+@dataclass(frozen=True)
+class LoadSeconds:
+    """Where the time of one load went."""
+
+    wait: float
+    """Until nothing was generated any more, and until it could be again."""
+    load: float
+    """Reading and taking the weights."""
+    verify: float
+    """Checks that they fit the model, before the first is taken; that their bytes are the version's is checked as they
+    are pulled. Where requests are kept they run on meanwhile."""
+
+
 class InferenceEngine(Protocol):
     """One engine, driven by one agent on one event loop.
 
@@ -91,6 +104,8 @@ class InferenceEngine(Protocol):
     """Weight version that generates now; NO_VERSION before the first `load_weights`."""
     keeps: bool
     """Whether requests that run at a load go on with the new weights, from the keys and values that they have."""
+    sleeps: bool
+    """Whether it is worth letting sleep: it holds memory of a device that others need at times."""
 
     async def start(self, model_folder: Path) -> EngineCapacity:
         """Starts with the architecture and tokenizer of a Hugging Face folder. Raises EngineFailed."""
@@ -105,16 +120,24 @@ class InferenceEngine(Protocol):
     async def abort(self, rid: str) -> None:
         """Ends a request's stream; an unknown rid is fine. Raises EngineFailed."""
 
-    async def load_weights(self, version: int, folder: Path) -> None:
-        """Serves the weights of a Hugging Face folder from now on as `version`.
+    async def load_weights(self, version: int, folder: Path) -> LoadSeconds:
+        """Serves the weights of a Hugging Face folder from now on as `version`; returns what that took.
 
         Requests that run are ended, or go on where the engine `keeps` them; of those each chunk still has the version
         that made its tokens. A prompt that comes later reuses nothing that other weights computed. Raises EngineFailed;
         then the old weights and `version` stay.
         """
 
+    async def sleep(self) -> None:
+        """Ends all requests, and gives the device what memory it can back; until `wake` it serves nothing, and
+        `version` is NO_VERSION. Raises EngineFailed; then nobody knows what it holds, and it must be closed."""
+
+    async def wake(self, version: int, folder: Path) -> LoadSeconds:
+        """Takes memory again, and serves the weights of `folder` as `version`: what slept is void. Raises EngineFailed,
+        as `sleep` does."""
+
     async def health(self) -> None:
-        """Raises EngineFailed when the engine does not answer within its own deadline."""
+        """Raises EngineFailed when the engine does not answer within its own deadline, asleep or awake."""
 
     async def close(self) -> None:
         """Ends the engine and whatever it started; idempotent."""

@@ -6,6 +6,7 @@ and the first few names of a reward function, never names of engines or samples.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +20,10 @@ from polyrl.history.results import TRAINED_PHASES, evaluations
 from polyrl.history.rows import MetricsRow
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.status import FinishedStep, ManagerStatus, StepValue
+from polyrl.wire import WeightsLoaded
 from polyrl_rollout.manager.history import RunHistory
 from polyrl_rollout.manager.peers.router import Traffic
+from polyrl_rollout.manager.peers.sessions import ReceivedWeights
 from polyrl_rollout.manager.reports import STEP_PARTS, STEP_SECONDS, TIMING
 
 STAGES: Final = ("sft", *TRAINED_PHASES)
@@ -31,19 +34,57 @@ MAX_LABEL_CHARS: Final = 80
 """A number with a longer name is not shown."""
 
 
+MAX_PAUSE_S: Final = 3600.0
+"""Of one part of one update: an engine's own words, and it may say anything."""
+
+
+class UpdatePauses:
+    """What loads of weights have cost engines, as they say."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self.seconds = dict.fromkeys(("wait", "load", "verify"), 0.0)
+
+    def take(self, loaded: WeightsLoaded) -> None:
+        """One load; that a version is served already, which is said in the same way, cost nothing."""
+        parts = {"wait": loaded.wait_seconds, "load": loaded.load_seconds, "verify": loaded.verify_seconds}
+        if not all(math.isfinite(seconds) and 0 <= seconds <= MAX_PAUSE_S for seconds in parts.values()):
+            return
+        if not any(parts.values()):
+            return
+        self.updates += 1
+        for part, seconds in parts.items():
+            self.seconds[part] += seconds
+
+
 class ManagerCollector(Collector):
     """Yields metric families made from the newest status and the sockets' traffic."""
 
     def __init__(
-        self, status: Callable[[], ManagerStatus], traffic: Mapping[str, Traffic], refused: Mapping[str, int]
+        self,
+        status: Callable[[], ManagerStatus],
+        traffic: Mapping[str, Traffic],
+        refused: Mapping[str, int],
+        weights: ReceivedWeights,
+        pauses: UpdatePauses,
     ) -> None:
         """`traffic` and `refused` (handshakes) go by socket: `agents`, `trainer`."""
         self._status, self._traffic, self._refused = status, traffic, refused
+        self._weights, self._pauses = weights, pauses
 
     def collect(self) -> Iterator[Metric]:
         """One family per number."""
         yield from self._of_sockets()
+        yield from self._of_updates()
         yield from _of_status(self._status())
+        yield from _of_weights(self._weights)
+
+    def _of_updates(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("polyrl_weight_loads", "Loads of weights by engines", value=self._pauses.updates)
+        paused = CounterMetricFamily("polyrl_weight_pause_seconds", "Engines' time for them", labels=("part",))
+        for part, seconds in self._pauses.seconds.items():
+            paused.add_metric((part,), seconds)
+        yield paused
 
     def _of_sockets(self) -> Iterator[Metric]:
         frames = CounterMetricFamily("polyrl_frames", "ZeroMQ frames", labels=("socket", "direction"))
@@ -149,6 +190,16 @@ def _of_status(status: ManagerStatus) -> Iterator[Metric]:
         tokens.add_metric((fate,), getattr(status.tokens, fate))
     yield tokens
     yield CounterMetricFamily("polyrl_delta_bytes", "Bytes of token deltas received", value=status.delta_bytes)
+
+
+def _of_weights(received: ReceivedWeights) -> Iterator[Metric]:
+    family = CounterMetricFamily("polyrl_weight_bytes", "Bytes of weights that engines received", labels=("source",))
+    family.add_metric(("publisher",), received.of_publisher)
+    family.add_metric(("peers",), received.of_peers)
+    yield family
+    yield CounterMetricFamily(
+        "polyrl_false_chunks", "Chunks of weights that engines refused of each other", value=received.false_chunks
+    )
 
 
 def _of_step(step: FinishedStep) -> Metric:

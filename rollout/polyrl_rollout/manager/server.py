@@ -34,7 +34,7 @@ from polyrl.control import Endpoints, bracketed
 from polyrl.errors import PolyRLError, RunFailed
 from polyrl.keys import ManagerKeys
 from polyrl.ledger import Effects, Ledger
-from polyrl.ledger.events import EngineDeparted, Reported
+from polyrl.ledger.events import EngineDeparted, EngineGone, Reported
 from polyrl.ledger.journal.durability import Outbox
 from polyrl.ledger.status import Wait
 from polyrl.manifest.job import PolyRLJob
@@ -49,14 +49,16 @@ from polyrl.wire import (
     ToTrainer,
     TrainerHello,
     TrainerReport,
+    WeightsLoaded,
 )
+from polyrl.wire.roster import GATHER_NEWS_S
 from polyrl.worker import EVERYWHERE
 from polyrl_rollout.http_server import HttpServer
 from polyrl_rollout.manager.api import ControlService, make_metrics_app
 from polyrl_rollout.manager.group_commit import GroupCommit
 from polyrl_rollout.manager.history import RunHistory
 from polyrl_rollout.manager.journal import Journal, RevokedNames
-from polyrl_rollout.manager.metrics import ManagerCollector, RunCollector
+from polyrl_rollout.manager.metrics import ManagerCollector, RunCollector, UpdatePauses
 from polyrl_rollout.manager.peers.router import MAX_UNFINISHED_BYTES, Authenticator, Router
 from polyrl_rollout.manager.peers.sessions import AgentSessions, TrainerSession
 
@@ -112,7 +114,7 @@ class Manager:
         self._keys, self._run_epoch, self._listen = keys, run_epoch, listen
         self._clock_s, self._resumes, self._stays = clock_s, clock_s > 0, stays
         self._gathered = Effects()
-        self._outbox = Outbox()
+        self._outbox, self._pauses = Outbox(), UpdatePauses()
         self._revoked = RevokedNames(None if journal is None else journal.path.with_suffix(".revoked"))
 
     async def __aenter__(self) -> Self:
@@ -122,6 +124,7 @@ class Manager:
         self._loop.set_exception_handler(self._on_broken_callback)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
+        self._roster_timer: asyncio.TimerHandle | None = None
         self._gathering: asyncio.TimerHandle | None = None
         self._flushed_at = 0.0
         self._disk = None if self._journal is None else GroupCommit(self._journal, self._flush)
@@ -165,6 +168,8 @@ class Manager:
         await self._http.close()
         if self._metrics is not None:
             await self._metrics.close()
+        if self._roster_timer is not None:
+            self._roster_timer.cancel()
         self._agents_router.close(LINGER_S)
         self._trainer_router.close(LINGER_S)
         self.authenticator.stop()
@@ -221,6 +226,8 @@ class Manager:
 
     def _from_agent(self, engine: str, message: FromAgent) -> None:
         self._deliver(self._ledger.from_agent(engine, message, self.now()))
+        if isinstance(message, WeightsLoaded):
+            self._pauses.take(message)
 
     def _from_trainer(self, message: FromTrainer) -> Iterable[ToTrainer]:
         """Gives the answers to a greeting, safe to be sent; all other answers leave with the batch."""
@@ -260,6 +267,9 @@ class Manager:
             if self._journal is not None:
                 self._journal.append(outcome.events)
             self._history.take_events(outcome.events, time.time())
+            for event in outcome.events:
+                if isinstance(event, EngineGone):
+                    self._agents.gone(event.engine)
             self._control.feed.note_change()
 
     def _settle(self) -> None:
@@ -291,6 +301,8 @@ class Manager:
             self._agents.send_all(ready.to_agents)
         if self._disk is not None:
             self._disk.plan(urgent=self._outbox.waits)
+        if self._agents.roster.has_news and self._roster_timer is None:
+            self._roster_timer = self._loop.call_later(GATHER_NEWS_S, self._send_roster)
 
     def _flush_now(self) -> None:
         """The same, and everything leaves: for greetings and the end, which are rare, this waits for the disk."""
@@ -306,6 +318,12 @@ class Manager:
             commits = self._journal.commits
         gathered, self._gathered = self._gathered, Effects()
         self._outbox.put(commits, gathered)
+
+    def _send_roster(self) -> None:
+        self._roster_timer = None
+        self._agents.send_roster()
+        # An agent whose queue is full was given up.
+        self._settle()
 
     def _rearm(self) -> None:
         """Plans the next tick. A later due time leaves the timer: an early tick does nothing and plans anew."""
@@ -362,7 +380,8 @@ class Manager:
     async def _open_http(self) -> None:
         registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=registry)
-        registry.register(ManagerCollector(self.status, self.traffic, self.authenticator.refused))
+        weights, pauses = self._agents.weights, self._pauses
+        registry.register(ManagerCollector(self.status, self.traffic, self.authenticator.refused, weights, pauses))
         prices = PricingSpec() if self._job is None else self._job.spec.pricing
         registry.register(RunCollector(self.status, self._history, prices))
         self._http, self._metrics, listen = HttpServer(), None, self._listen

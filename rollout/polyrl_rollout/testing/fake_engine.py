@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from polyrl_rollout.engines.port import (
     NO_VERSION,
     EngineFailed,
     GenerateRequest,
+    LoadSeconds,
     RequestRejected,
     TokenChunk,
 )
@@ -40,6 +41,12 @@ class FakeEngine:
         self.chunk_tokens = chunk_tokens
         self.version = NO_VERSION
         self.keeps = False
+        self.sleeps = False
+        self.asleep = False
+        """Set while it holds no memory."""
+        self.falls_asleep = asyncio.Event()
+        """Cleared: an order to sleep waits."""
+        self.falls_asleep.set()
         self.folder: Path | None = None
         """What is loaded."""
         self.broken = False
@@ -55,6 +62,9 @@ class FakeEngine:
         self.loading = asyncio.Event()
         """Cleared: a load of weights waits."""
         self.loading.set()
+        self.load_seconds = LoadSeconds(wait=0.25, load=0.5, verify=0.125)
+        """What a load says of itself."""
+        self.on_close: Callable[[], None] = lambda: None
         self._running: set[str] = set()
 
     async def start(self, model_folder: Path) -> EngineCapacity:
@@ -90,14 +100,28 @@ class FakeEngine:
         self.aborted.append(rid)
         self._running.discard(rid)
 
-    async def load_weights(self, version: int, folder: Path) -> None:
+    async def load_weights(self, version: int, folder: Path) -> LoadSeconds:
         await self.loading.wait()
         self._fail_if_broken()
+        if self.asleep:
+            raise EngineFailed("its weights sleep")
         if self.refuse_weights:
             raise EngineFailed(f"version {version} does not fit the model")
         if self._running and not self.keeps:
             raise EngineFailed("weights cannot be loaded while requests run")
         self.version, self.folder = version, folder
+        return self.load_seconds
+
+    async def sleep(self) -> None:
+        await self.falls_asleep.wait()
+        self._fail_if_broken()
+        if self._running:
+            raise EngineFailed("it cannot sleep while requests run")
+        self.asleep, self.version = True, NO_VERSION
+
+    async def wake(self, version: int, folder: Path) -> LoadSeconds:
+        self.asleep = False
+        return await self.load_weights(version, folder)
 
     async def health(self) -> None:
         self._fail_if_broken()
@@ -106,6 +130,7 @@ class FakeEngine:
             raise EngineFailed("the engine does not answer")
 
     async def close(self) -> None:
+        self.on_close()
         self._running.clear()
 
     def _fail_if_broken(self) -> None:

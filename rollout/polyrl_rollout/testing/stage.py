@@ -108,6 +108,8 @@ class Stage:
         max_running: int = 8,
         kv_tokens: int = 100_000,
         max_context: int = 4096,
+        sleeps: bool = False,
+        asleep: bool = False,
     ) -> Effects:
         """An engine greets and serves `version`; -1: it only greets."""
         outcome = self.agent(
@@ -120,6 +122,8 @@ class Stage:
                 kv_tokens=kv_tokens,
                 max_context=max_context,
                 weight_version=-1,
+                sleeps=sleeps,
+                asleep=asleep,
             ),
         )
         if version < 0:

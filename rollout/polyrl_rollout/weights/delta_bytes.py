@@ -21,6 +21,10 @@ class DeltaBytes:
         offset, size = self._places[chunk.hash][0]
         return self.data[offset : offset + size]
 
+    def read(self, chunk: ChunkEntry) -> bytearray | None:
+        """A copy of a chunk that has come."""
+        return bytearray(self.place(chunk)) if chunk.hash in self.have else None
+
     def take(self, chunk: ChunkEntry) -> list[TensorEntry]:
         """The chunk lies in its place, and is copied wherever else it belongs; no tensor is whole by it."""
         first = self.place(chunk)

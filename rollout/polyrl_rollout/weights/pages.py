@@ -1,13 +1,21 @@
-"""A version's file of weights, mapped: pages that are used again by a later version of the same size.
+"""A version's file of weights, mapped: shared by the agents that use it, and its pages used again by a later version.
 
 The first touch of a page costs three times what writing to it costs. All of a file's room is taken when it is made, so
 a full memory is refused there and then, and not by a signal at the first touch.
+
+Who writes it holds its flock alone, who uses what lies there shares it; so nothing is written that somebody uses, and
+the locks of a dead agent are free.
+
+Other agents may be given bytes of it meanwhile: whoever copies some names the `life` in which he saw them, and gets
+none of another one.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -21,24 +29,53 @@ HEADER_ALIGNMENT: Final = 8
 
 
 class WeightsFile:
-    """A safetensors file, from its making to its end, under whatever name it lies."""
+    """A safetensors file, from its making to its release, under whatever name it lies."""
 
-    def __init__(self, path: Path, size: int) -> None:
-        """Raises OSError when there is no room for all of it."""
-        self.path, self.size = path, size
+    def __init__(self, path: Path, descriptor: int, size: int) -> None:
+        """`descriptor` is of that file, locked, and belongs to this now."""
+        self.path, self.size, self._descriptor = path, size, descriptor
         self.manifest: VersionManifest | None = None
-        """Of the version that lies here whole."""
-        with path.open("w+b") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, size)
-            except OSError:
-                path.unlink()
-                raise
-            self._map = mmap.mmap(file.fileno(), size)
+        """Of the version that lies here whole, where that is known."""
+        self.life, self._turn = 0, threading.Lock()
+        self._map = mmap.mmap(descriptor, size)
+
+    @staticmethod
+    def make(path: Path, size: int) -> WeightsFile:
+        """Raises OSError when there is no room for all of it."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.posix_fallocate(descriptor, 0, size)
+            return WeightsFile(path, descriptor, size)
+        except OSError:
+            path.unlink()
+            os.close(descriptor)
+            raise
+
+    @staticmethod
+    def opened(path: Path, *, alone: bool) -> WeightsFile | None:
+        """One that lies there, to be written (`alone`) or used; None: not there, or somebody's just now."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            # It was taken for another version between these two lines otherwise.
+            there = os.path.samestat(os.fstat(descriptor), path.lstat())
+            if there and (size := os.fstat(descriptor).st_size):
+                return WeightsFile(path, descriptor, size)
+            if there and alone:
+                path.unlink()  # whoever made it was killed before it had its room
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(descriptor)
+        return None
 
     def begin(self, manifest: VersionManifest) -> memoryview:
         """Makes it a file of that version, whose stream is yet to be written: what is returned."""
         self.manifest = None
+        self.renew()
         header = safetensors_header(manifest)
         self._map[: len(header)] = header
         return self.stream(manifest)
@@ -47,13 +84,37 @@ class WeightsFile:
         """uint8[stream_bytes] of the version that lies here."""
         return memoryview(self._map)[len(safetensors_header(manifest)) :]
 
+    def is_of(self, manifest: VersionManifest) -> bool:
+        """By its size and what engines read first."""
+        header = safetensors_header(manifest)
+        return self.size == len(header) + manifest.stream_bytes and self._map[: len(header)] == header
+
+    def renew(self) -> None:
+        """What lies here will change: from now on nobody copies what lay here before."""
+        with self._turn:
+            self.life += 1
+
+    def copy(self, life: int, source: memoryview) -> bytearray | None:
+        """Of a part of its stream, while it is in that life; None afterwards."""
+        with self._turn:
+            return bytearray(source) if life == self.life else None
+
     def move(self, path: Path) -> None:
         self.path.rename(path)
         self.path = path
 
-    def remove(self) -> None:
-        """The pages are free once nobody has a view of them."""
-        self.path.unlink(missing_ok=True)
+    def share(self) -> None:
+        """It is written: from now on others may use it, and nobody writes it."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+
+    def release(self) -> None:
+        """Whoever needs pages may write it now, if nobody else uses it; idempotent. The memory is free once it is
+        removed and nobody has a view of it."""
+        self.renew()
+        if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # the mapping has a duplicate of it, which lives on
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def safetensors_header(manifest: VersionManifest) -> bytes:

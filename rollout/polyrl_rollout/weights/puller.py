@@ -4,6 +4,9 @@ A delta is applied to a copy of what it rests on: the version that is served, wh
 chain's anchor. The served version stays whole. Where the result is not what the manifest says, all is pulled again from
 the anchor on.
 
+Of the agents of one machine one fetches a version, and the others take what it put together (`staging`); when it dies
+or gives up, another one goes on with what has come.
+
 A version counts once every tensor's checksum matches. When one does not, every chunk that came is hashed, and those
 that are not what the manifest says are asked for again, MAX_FALSE_ROUNDS times. What came before an interruption stays.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,17 +26,31 @@ import structlog
 
 from polyrl.errors import ProtocolError
 from polyrl.keys import AgentKeys
-from polyrl.weights import VersionManifest, WeightsRef, decode_manifest, encode_manifest, manifest_hash, missing_chunks
+from polyrl.weights import (
+    FileEntry,
+    VersionManifest,
+    WeightsRef,
+    decode_manifest,
+    encode_manifest,
+    manifest_hash,
+    missing_chunks,
+)
 from polyrl.wire.sealing import Handshake, LastingKeys
 from polyrl_rollout.weights.delta_bytes import DeltaBytes
+from polyrl_rollout.weights.download import Incoming
+from polyrl_rollout.weights.lent import LentStream, LoanReader
+from polyrl_rollout.weights.peers.swarm import Swarm
+from polyrl_rollout.weights.shared_folder import FROZEN_S
 from polyrl_rollout.weights.staging import Staged, Staging
 from polyrl_rollout.weights.stream import WeightStream
-from polyrl_rollout.weights.transfer import Incoming, PullFailed, Transfer
+from polyrl_rollout.weights.transfer import PullFailed, Transfer
 
 SILENCE_SECONDS: Final = 5.0
 """A connection on which nothing comes for so long is made anew."""
 PROGRESS_SECONDS: Final = 60.0
 """Without one chunk for this long the publisher is taken for gone: chunks of 4 MiB at 70 kB/s."""
+TURN_POLL_S: Final = 0.05
+"""Between two looks at what another agent of this machine puts together; locks of files tell nobody."""
 MAX_FALSE_ROUNDS: Final = 3
 """Times that false chunks are asked for before the version is dropped."""
 
@@ -47,6 +65,10 @@ class Pulled:
     seconds: float
     bytes_pulled: int
     """Bytes of chunks that came over the network."""
+    bytes_from_peers: int
+    """Of them: from other agents."""
+    liars: tuple[str, ...]
+    """Other agents that gave a false chunk."""
 
 
 class Puller:
@@ -59,8 +81,13 @@ class Puller:
         silence_s: float = SILENCE_SECONDS,
         progress_s: float = PROGRESS_SECONDS,
         handshake: Callable[[LastingKeys], Handshake] = Handshake,
+        swarm: Swarm | None = None,
+        reader: LoanReader | None = None,
     ) -> None:
-        self._keys, self._staging, self._handshake = keys, staging, handshake
+        """`swarm`: others that chunks are taken from, and given to; None: the publisher alone. `reader`: fetches what
+        the publisher lends."""
+        self._keys, self._staging, self._handshake, self._swarm = keys, staging, handshake, swarm
+        self._reader = reader
         self._silence_s, self._progress_s = silence_s, progress_s
         self._deltas: dict[bytes, DeltaBytes] = {}
         """What has come of deltas, by the hash of their manifests, until a version is whole."""
@@ -76,9 +103,12 @@ class Puller:
         begun = asyncio.get_running_loop().time()
 
         def dial(check: Callable[[], None]) -> WeightStream:
-            return WeightStream(weights.endpoint, self._handshake(self._lasting), self._silence_s, check)
+            shown = self._handshake(self._lasting)
+            if self._reader is None:
+                return WeightStream(weights.endpoint, shown, self._silence_s, check)
+            return LentStream(weights.endpoint, shown, self._silence_s, check, self._reader)
 
-        transfer = Transfer(weights, dial, silence_s=self._silence_s, progress_s=self._progress_s)
+        transfer = Transfer(weights, dial, silence_s=self._silence_s, progress_s=self._progress_s, swarm=self._swarm)
         pulling = asyncio.create_task(asyncio.to_thread(self._pull, weights, served, transfer))
         try:
             staged = await asyncio.shield(pulling)
@@ -88,34 +118,71 @@ class Puller:
             with contextlib.suppress(PullFailed):
                 await pulling
             raise
-        return Pulled(staged, asyncio.get_running_loop().time() - begun, bytes_pulled=transfer.bytes)
+        seconds = asyncio.get_running_loop().time() - begun
+        return Pulled(
+            staged,
+            seconds,
+            bytes_pulled=transfer.bytes,
+            bytes_from_peers=transfer.bytes_from_peers,
+            liars=self._swarm.take_liars() if self._swarm else (),
+        )
 
     def _pull(self, weights: WeightsRef, served: Staged | None, transfer: Transfer) -> Staged:
         try:
             try:
-                return self._assemble(self._chain(weights, served, transfer), served, transfer)
+                return self._whole(self._chain(weights, served, transfer), served, transfer)
             except ProtocolError as error:
                 if served is None:
                     raise
                 log.warning("pulled again, without the served version", version=weights.version, error=str(error))
-                self._forget()
-                return self._assemble(self._chain(weights, None, transfer), None, transfer)
+                self._deltas.clear()
+                return self._whole(self._chain(weights, None, transfer), None, transfer)
         except OSError as error:
             raise PullFailed(f"version {weights.version} cannot be staged: {error.strerror or error}") from error
         except ProtocolError as error:
-            self._forget()
+            self._deltas.clear()
             raise PullFailed(f"version {weights.version} is not what was announced: {error}") from error
 
-    def _forget(self) -> None:
-        self._staging.discard()
-        self._deltas.clear()
+    def _whole(self, chain: list[VersionManifest], served: Staged | None, transfer: Transfer) -> Staged:
+        """The newest of `chain`: what another agent of this machine made of it, or made here when it is its turn."""
+        files = served.files if served is not None and chain[-1].base is not None else chain[-1].files
+        sign, since = self._staging.turn.sign_of_life(), time.monotonic()
+        while True:
+            mine = self._staging.turn.take_turn()
+            try:
+                found = self._found(chain, files)
+                if found is not None:
+                    return found
+                if mine:
+                    transfer.begin()
+                    return self._assemble(chain, served, transfer)
+            finally:
+                if mine:
+                    self._staging.give_back_turn()
+            transfer.pause(TURN_POLL_S)
+            if (now := self._staging.turn.sign_of_life()) != sign:
+                sign, since = now, time.monotonic()
+            elif time.monotonic() - since > FROZEN_S:
+                log.warning("whoever fetches weights on this machine is frozen", folder=str(self._staging.root))
+                self._staging.leave()
+
+    def _found(self, chain: list[VersionManifest], files: tuple[FileEntry, ...]) -> Staged | None:
+        with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="weight-check") as threads:
+            found = self._staging.find(chain[0], files, threads.map)
+        if found is not None:
+            self._deltas.clear()
+            if self._swarm is not None:
+                self._swarm.shelf.settle_found(found, chain)
+        return found
 
     def _chain(self, weights: WeightsRef, served: Staged | None, transfer: Transfer) -> list[VersionManifest]:
         """The announced version and what it rests on, newest first: down to an anchor, or to a delta on `served`."""
         held = manifest_hash(encode_manifest(served.manifest)) if served is not None else None
-        chain = [decode_manifest(bytes(transfer.manifest(weights.version)), weights.manifest_hash)]
+        chain = [
+            decode_manifest(bytes(transfer.manifest(weights.version, weights.manifest_hash)), weights.manifest_hash)
+        ]
         while (last := chain[-1]).base is not None and last.base_hash != held:
-            below = decode_manifest(bytes(transfer.manifest(last.base)), last.base_hash)
+            below = decode_manifest(bytes(transfer.manifest(last.base, last.base_hash)), last.base_hash)
             if below.version != last.base:
                 raise ProtocolError(f"version {last.base} calls itself {below.version}")
             chain.append(below)
@@ -140,13 +207,16 @@ class Puller:
             for manifest in deltas:
                 partial.apply(manifest, self._deltas[manifest_hash(encode_manifest(manifest))].data, threads.map)
             partial.verify(threads.map)
-        self._deltas.clear()
-        return self._staging.finish(partial)
+        came, self._deltas = [self._deltas[hash_] for hash_ in reversed(wanted)], {}
+        staged = self._staging.finish(partial)
+        if self._swarm is not None:
+            self._swarm.shelf.settle(staged, chain, came)
+        return staged
 
     def _get(self, manifest: VersionManifest, into: Incoming, transfer: Transfer) -> None:
         """All chunks of it, verified."""
         for times in range(MAX_FALSE_ROUNDS):
-            transfer.chunks(manifest.version, missing_chunks(manifest, into.have), into)
+            transfer.chunks(manifest, missing_chunks(manifest, into.have), into)
             try:
                 into.verify()
                 return

@@ -1,17 +1,17 @@
-"""Where an engine's weights lie while they arrive and while they are served: one folder in memory per engine.
+"""Where weights lie while they arrive and while they are served: one folder in memory for all agents of a run here.
 
-    polyrl-<run>-<engine>-<random>/.lock    held while the agent lives; whoever gets it may remove the folder
-    .../v000007.partial/                    chunks land here, each at its place; what has come is not pulled again
-    .../v000007/                            complete: every tensor matched; a Hugging Face folder
-    .../spare                               the file of the version before, whose pages the next one uses
+    polyrl-<run>-<key>/                     see `shared_folder`; what follows is changed by whoever has the turn
+    .../v000007-<hash>.partial/             chunks land here, each at its place; what has come is not pulled again
+    .../v000007-<hash>/                     complete: every tensor matched; a Hugging Face folder
 
-A version's folder appears by one rename, so it is complete or absent. Only the served version and the one on its way
-stay. The stream of a version is the data section of model.safetensors byte for byte, so assembling costs no copy.
+A version's folder appears by one rename, so it is complete or absent; each agent checks every tensor before it uses it.
+A version that nobody uses lends its pages to the next one, so there is one file of weights for each version that is
+served, and one. The stream of a version is the data section of model.safetensors byte for byte, so assembling costs no
+copy.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -26,6 +26,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import structlog
 
 from polyrl.errors import ProtocolError
 from polyrl.weights import (
@@ -35,18 +36,20 @@ from polyrl.weights import (
     VersionManifest,
     chunk_places,
     digest,
+    encode_manifest,
+    manifest_hash,
     receipt_of,
     same_layout,
     tensor_matches,
 )
 from polyrl.weights.deltas import EachOf, apply_delta
 from polyrl_rollout.weights.pages import WEIGHTS_FILE, WeightsFile, safetensors_header
+from polyrl_rollout.weights.shared_folder import NAME_BYTES, SharedFolder
 
 MEMORY: Final = Path("/dev/shm")
-PREFIX: Final = "polyrl-"
-SPARE: Final = "spare"
-NAME_BYTES: Final = 4
-"""Bytes of randomness in a folder's name."""
+PARTIAL: Final = ".partial"
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,6 @@ class Partial:
 
     def __init__(self, folder: Path, manifest: VersionManifest, file: WeightsFile) -> None:
         """Of an anchor. `file` is of the version's size; what it holds of the version already counts as come."""
-        folder.mkdir(mode=0o700, exist_ok=True)
         self.manifest, self.file, self._folder = manifest, file, folder
         self.files = manifest.files
         self._places = chunk_places(manifest)
@@ -91,12 +93,22 @@ class Partial:
         """Hashes of chunks that have come."""
         self._waiting = _tensors_by_chunk(manifest, self.have)
         self._stream = file.begin(manifest)
-        file.move(folder / WEIGHTS_FILE)
+        self._life = file.life
+
+    def resume(self) -> None:
+        """Another agent has written some of it, and died or gave up: what its hashes say counts as come."""
+        self.have = set(self._places)
+        self.drop_false()
+        self._waiting = _tensors_by_chunk(self.manifest, self.have)
 
     def place(self, chunk: ChunkEntry) -> memoryview:
         """Where a chunk is to be written."""
         offset, size = self._places[chunk.hash][0]
         return self._stream[offset : offset + size]
+
+    def read(self, chunk: ChunkEntry) -> bytearray | None:
+        """A copy of a chunk that has come, for as long as chunks are what lies here."""
+        return self.file.copy(self._life, self.place(chunk)) if chunk.hash in self.have else None
 
     def take(self, chunk: ChunkEntry) -> list[TensorEntry]:
         """The chunk lies in its place, and is copied wherever else it belongs. One thread at a time; returns the
@@ -120,6 +132,7 @@ class Partial:
         it is no version any more."""
         if manifest.base != self.manifest.version or not same_layout(manifest.tensors, self.manifest.tensors):
             raise ProtocolError(f"version {manifest.version} is no delta on version {self.manifest.version}")
+        self.file.renew()
         apply_delta(delta, self._stream, each)
         self.manifest = manifest
         self._verified.clear()
@@ -165,43 +178,84 @@ class Partial:
     def finish(self, target: Path) -> Staged:
         """Adds the small files and makes the verified folder appear as `target`."""
         for file in self.files:
-            (self._folder / file.name).write_bytes(file.content)
+            with (self._folder / file.name).open("wb") as small:
+                os.fchmod(small.fileno(), 0o600)
+                small.write(file.content)
+        self.file.share()
         self._folder.rename(target)
         self.file.path, self.file.manifest = target / WEIGHTS_FILE, self.manifest
         return Staged(self.manifest, target, receipt=receipt_of(self._stream), file=self.file, files=self.files)
 
 
 class Staging:
-    """The folder of one engine; one thread at a time."""
+    """An agent's part in the folder; one thread at a time. All but `find` and `keep_only` need the turn."""
 
-    def __init__(self, run: str, engine: str, base: Path | None = None) -> None:
-        """Makes the folder, private to this user, and removes what ended engines left behind."""
-        base = base or default_base()
-        sweep(base)
-        # Random, because two runs of one job beside each other have engines of one name.
-        self.root = base / f"{PREFIX}{_plain(run)}-{_plain(engine)}-{secrets.token_hex(NAME_BYTES)}"
-        # Locked before it takes a name that a sweep finds.
-        unnamed = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
-        self._lock = (unnamed / ".lock").open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unnamed.rename(self.root)
+    def __init__(self, run: str, key: str, base: Path | None = None) -> None:
+        """Makes the folder, private to this user, or joins those that gave the same run and key; removes what ended
+        agents left behind."""
+        self._base, self._name = base or default_base(), f"{_plain(run)}-{_plain(key)}"
+        self._folders = [SharedFolder(self._base, self._name)]
+        """The last one is in use; those before it hold what is still served."""
         self._partial: Partial | None = None
-        self._spare: WeightsFile | None = None
-        self._complete: dict[int, WeightsFile] = {}
+        self._used: dict[Path, WeightsFile] = {}
+        self._known: dict[Path, VersionManifest] = {}
+        """Of complete folders, what this agent knows of them; some may be gone."""
+        self._false = set[Path]()
+
+    @property
+    def root(self) -> Path:
+        return self._folders[-1].path
+
+    @property
+    def turn(self) -> SharedFolder:
+        """Whose turn it is."""
+        return self._folders[-1]
+
+    def give_back_turn(self) -> None:
+        """What has come of a version that is not whole is for whoever has the turn next."""
+        self._drop_partial()
+        self.turn.give_back_turn()
+
+    def leave(self) -> None:
+        """Goes on in a folder that nobody else knows: whoever has the turn here never gives it back."""
+        self._folders.append(SharedFolder(self._base, f"{self._name}-{secrets.token_hex(NAME_BYTES)}"))
+
+    def find(self, manifest: VersionManifest, files: tuple[FileEntry, ...], each: EachOf = map) -> Staged | None:
+        """The version, if it lies here complete and is, to the last tensor and file, what the manifest says."""
+        folder = self.root / name_of(manifest)
+        if folder in self._false:
+            return None
+        file = self._used.get(folder) or WeightsFile.opened(folder / WEIGHTS_FILE, alone=False)
+        if file is None:
+            return None
+        if not (file.is_of(manifest) and _has_files(folder, files) and _all_match(manifest, file, each)):
+            log.warning("a version on this machine is false", folder=str(folder))
+            self._false.add(folder)
+            self._used.pop(folder, None)
+            file.release()
+            return None
+        self._used[folder], self._known[folder], file.manifest = file, manifest, manifest
+        return Staged(manifest, folder, receipt=receipt_of(file.stream(manifest)), file=file, files=files)
 
     def open(self, manifest: VersionManifest) -> Partial:
-        """A place for an anchor; what an interrupted pull of the same one left is still in it. Raises OSError when
-        memory is full."""
+        """A place for an anchor; what an interrupted pull of the same one left is still in it, whoever's it was. Raises
+        OSError when memory is full."""
         if self._partial is not None and self._partial.manifest == manifest:
             return self._partial
-        self.discard()
+        self._drop_partial()
+        folder = self.root / f"{name_of(manifest)}{PARTIAL}"
         size = len(safetensors_header(manifest)) + manifest.stream_bytes
-        file, self._spare = self._spare, None
-        if file is not None and file.size != size:
-            file.remove()
-            file = None
-        file = file or WeightsFile(self.root / SPARE, size)
-        self._partial = Partial(self.root / f"v{manifest.version:06d}.partial", manifest, file)
+        file, begun = self._pages(folder, size)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if file is None:
+            file = WeightsFile.make(folder / WEIGHTS_FILE, size)
+        elif not begun:
+            left = file.path.parent
+            file.move(folder / WEIGHTS_FILE)
+            shutil.rmtree(left, ignore_errors=True)
+        self._partial = Partial(folder, manifest, file)
+        if begun:
+            self._partial.resume()
         return self._partial
 
     def copy_of(self, staged: Staged) -> Partial:
@@ -213,42 +267,53 @@ class Staging:
         return partial
 
     def finish(self, partial: Partial) -> Staged:
-        """See `Partial.finish`; a folder of an earlier life of the same version gives way."""
-        version = partial.manifest.version
-        target = self.root / f"v{version:06d}"
-        self._complete.pop(version, None)
-        shutil.rmtree(target, ignore_errors=True)
+        """See `Partial.finish`."""
+        target = self.root / name_of(partial.manifest)
+        if target.exists():  # and is false, and in use all the same: others judge for themselves
+            target = target.with_name(f"{target.name}-{secrets.token_hex(NAME_BYTES)}")
         staged = partial.finish(target)
-        self._partial, self._complete[version] = None, staged.file
+        self._partial = None
+        self._used[target], self._known[target] = staged.file, staged.manifest
+        self._false.discard(target)
         return staged
 
-    def discard(self) -> None:
-        """Forgets what has arrived of the version on its way: some of it was false, or nobody wants it any more."""
-        if self._partial is not None:
-            self._keep(self._partial.file)
-        self._partial = None
-        for folder in self.root.glob("v*.partial"):
-            shutil.rmtree(folder, ignore_errors=True)
-
     def keep_only(self, version: int) -> None:
-        """Removes all complete versions but this one."""
-        for other in self._complete.keys() - {version}:
-            self._keep(self._complete.pop(other))
-        for folder in self.root.glob("v*[0-9]"):
-            if folder.name != f"v{version:06d}":
-                shutil.rmtree(folder, ignore_errors=True)
+        """Uses no complete version but this one any more."""
+        for folder, file in list(self._used.items()):
+            if file.manifest is None or file.manifest.version != version:
+                del self._used[folder]
+                file.release()
 
     def close(self) -> None:
-        """Removes everything; idempotent."""
-        shutil.rmtree(self.root, ignore_errors=True)
-        self._lock.close()
+        """Removes everything that nobody else uses; idempotent."""
+        self._drop_partial()
+        for file in self._used.values():
+            file.release()
+        self._used.clear()
+        for folder in self._folders:
+            folder.close()
 
-    def _keep(self, file: WeightsFile) -> None:
-        """Pages for the version that comes next; one file's at most."""
-        if self._spare is not None:
-            self._spare.remove()
-        file.move(self.root / SPARE)
-        self._spare = file
+    def _drop_partial(self) -> None:
+        if self._partial is not None:
+            self._partial.file.release()
+            self._partial = None
+
+    def _pages(self, wanted: Path, size: int) -> tuple[WeightsFile | None, bool]:
+        """Pages of that size that nobody uses, and whether they are those of `wanted`; all else that nobody uses is
+        removed."""
+        found: WeightsFile | None = None
+        for folder in sorted(self.root.glob("v*"), key=lambda folder: folder != wanted):
+            file = WeightsFile.opened(folder / WEIGHTS_FILE, alone=True)
+            if file is None and (folder / WEIGHTS_FILE).exists():
+                continue  # somebody's
+            if file is not None and found is None and file.size == size:
+                found, file.manifest = file, self._known.get(folder)
+                continue
+            if file is not None:
+                file.release()
+            shutil.rmtree(folder, ignore_errors=True)
+        self._known = {folder: known for folder, known in self._known.items() if folder in self._used}
+        return found, found is not None and found.path.parent == wanted
 
 
 def _tensors_by_chunk(manifest: VersionManifest, have: set[bytes]) -> dict[bytes, list[_Lacks]]:
@@ -275,16 +340,20 @@ def default_base() -> Path:
     return MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
 
 
-def sweep(base: Path) -> None:
-    """Removes folders of engines that were killed: their lock is free. Folders of other users are left alone."""
-    for folder in base.glob(f"{PREFIX}*"):
-        lock = folder / ".lock"
-        try:
-            with lock.open("r+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue
+def name_of(manifest: VersionManifest) -> str:
+    """Of a complete version's folder."""
+    return f"v{manifest.version:06d}-{manifest_hash(encode_manifest(manifest)).hex()}"
+
+
+def _has_files(folder: Path, files: tuple[FileEntry, ...]) -> bool:
+    if {path.name for path in folder.iterdir()} != {WEIGHTS_FILE, *(file.name for file in files)}:
+        return False
+    return all((folder / file.name).read_bytes() == file.content for file in files)
+
+
+def _all_match(manifest: VersionManifest, file: WeightsFile, each: EachOf) -> bool:
+    stream = file.stream(manifest)
+    return all(each(lambda tensor: tensor_matches(tensor, stream), manifest.tensors))
 
 
 def _plain(name: str) -> str:

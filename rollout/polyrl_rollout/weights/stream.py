@@ -14,7 +14,7 @@ from typing import Final
 
 from polyrl import wire
 from polyrl.errors import ProtocolError
-from polyrl.wire.sealing import GREETING, PUBLIC_BYTES, Handshake, sealed_frames
+from polyrl.wire.sealing import PUBLIC_BYTES, Handshake, sealed_frames
 from polyrl.wire.serving import ABOUT_REQUESTS, LENGTH_BYTES, ROOM_BYTES, SIZE_BYTES
 
 MAX_MANIFEST_BYTES: Final = 256 << 20
@@ -37,7 +37,7 @@ class WeightStream:
         with contextlib.ExitStack() as failed:
             failed.callback(self._socket.close)
             self._set_deadline(silence_s)
-            self._socket.sendall(GREETING + handshake.public)
+            self._socket.sendall(handshake.greeting)
             theirs = memoryview(bytearray(PUBLIC_BYTES))
             self._receive(theirs)
             try:
@@ -46,7 +46,7 @@ class WeightStream:
                 raise ConnectionAbortedError(str(error)) from error
             failed.pop_all()
 
-    def ask(self, request: wire.FromPuller) -> bytes:
+    def ask(self, request: wire.FromPeer | wire.GetLent) -> bytes:
         """What its answer is about."""
         body, room = wire.encode(request), self._room
         length = bytes(self._sealer.seal(len(body).to_bytes(LENGTH_BYTES, "big"), ABOUT_REQUESTS, room))
@@ -59,12 +59,15 @@ class WeightStream:
         size = memoryview(bytearray(SIZE_BYTES))
         self._open(size, about)
         number = int.from_bytes(size, "big")
-        if not number:
-            return False
+        if number:
+            self._fill(number, about, place)
+        return bool(number)
+
+    def _fill(self, number: int, about: bytes, place: Callable[[int], memoryview]) -> None:
+        """With what follows the answer's first word."""
         content = place(number)
         for begin, end in sealed_frames(number):
             self._open(content[begin:end], about)
-        return True
 
     def close(self) -> None:
         """Also wakes the thread that waits for an answer; idempotent."""

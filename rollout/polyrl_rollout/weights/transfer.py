@@ -1,8 +1,8 @@
-"""Gets chunks over several connections at once, each with a thread of its own.
+"""Gets chunks from the publisher over several connections at once, each with a thread of its own; others give some.
 
 Each connection has CHUNKS_AHEAD requests under way. One on which nothing comes is made anew, and what it asked for and
 did not get whoever is free asks for, until nothing has come on any for `progress_s`. Nobody asks for what another one
-waits for: a chunk has one writer.
+waits for: a chunk has one writer. Who is asked for what is planned by `polyrl.weights.fetch_plan`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
 from polyrl import wire
 from polyrl.errors import PolyRLError, ProtocolError
-from polyrl.weights import ChunkEntry, TensorEntry, WeightsRef
+from polyrl.weights import ChunkEntry, VersionManifest, WeightsRef
+from polyrl.weights.fetch_plan import PUBLISHER
+from polyrl_rollout.weights.download import Download, Incoming
+from polyrl_rollout.weights.peers.streams import PeerStreams, manifest_of_peers
+from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.stream import WeightStream, manifest_room
 
 STREAMS: Final = 4
@@ -26,24 +30,14 @@ CHUNKS_AHEAD: Final = 2
 """Of each connection: the next chunk is on its way while one arrives."""
 RECONNECT_S: Final = 0.25
 """Pause before a connection is made again."""
+ASK_ANYWAY_S: Final = 0.1
+"""Between two looks whether the publisher is to be asked for something after all: others may be late."""
 
 log = structlog.get_logger(__name__)
 
 
 class PullFailed(PolyRLError):
     """The version cannot be had now; the message says why."""
-
-
-class Incoming(Protocol):
-    """Where chunks go: `staging.Partial`, `delta_bytes.DeltaBytes`."""
-
-    have: set[bytes]
-
-    def place(self, chunk: ChunkEntry) -> memoryview: ...
-    def take(self, chunk: ChunkEntry) -> list[TensorEntry]: ...
-    def verify_tensor(self, tensor: TensorEntry) -> None: ...
-    def verify(self) -> None: ...
-    def drop_false(self) -> int: ...
 
 
 class Transfer:
@@ -58,18 +52,19 @@ class Transfer:
         silence_s: float,
         progress_s: float,
         streams: int = STREAMS,
+        swarm: Swarm | None = None,
     ) -> None:
-        """`dial` makes a connection, with what it is to call while it waits."""
-        self._weights, self._dial, self._streams = weights, dial, streams
+        """`dial` makes a connection, with what it is to call while it waits. `swarm`: other agents that are asked
+        first."""
+        self._weights, self._dial, self._streams, self._swarm = weights, dial, streams, swarm
         self._silence_s, self._progress_s = silence_s, progress_s
         self._progress_at = time.monotonic()
         self._changed = threading.Condition()
         self._stopped = False
         self._open: set[WeightStream] = set()
-        self._todo: deque[ChunkEntry] = deque()
         self._failure: PolyRLError | None = None
-        self.bytes = 0
-        """Of chunks that came."""
+        self.bytes = self.bytes_from_peers = 0
+        """Of chunks that came; and of those that came from other agents."""
 
     def stop(self) -> None:
         """Has every method end soon, with PullFailed."""
@@ -79,8 +74,19 @@ class Transfer:
             for stream in self._open:
                 stream.close()
 
-    def manifest(self, version: int) -> memoryview:
-        """Raises PullFailed when the publisher is silent or no longer has it, ProtocolError when it is a false one."""
+    def begin(self) -> None:
+        """Chunks are asked for from now on: what was waited for until now was not the publisher."""
+        self._progress_at = time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Raises PullFailed once it is given up, and then at once."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._stopped, seconds):
+                self._check()
+
+    def manifest(self, version: int, expected: bytes) -> memoryview:
+        """Its bytes, by their hash or not. Raises PullFailed when the publisher is silent or no longer has it,
+        ProtocolError when it is a false one."""
         found: list[memoryview] = []
 
         def place(size: int) -> memoryview:
@@ -91,38 +97,75 @@ class Transfer:
             if not stream.answer(stream.ask(wire.GetManifest(version)), place):
                 raise self._no_longer_kept(version)
 
-        self._repeat(get)
+        def of_peers() -> bool:
+            given = self._swarm and manifest_of_peers(self._swarm, version, expected, self._check)
+            found.extend([given] if given else [])
+            return bool(given)
+
+        self._repeat(get, self._check, instead=of_peers)
         return found[-1]
 
-    def chunks(self, version: int, missing: list[ChunkEntry], into: Incoming) -> None:
+    def chunks(self, manifest: VersionManifest, missing: Sequence[ChunkEntry], into: Incoming) -> None:
         """Gets all of `missing` into `into`, in any order. Raises as `manifest` does, and OSError."""
-        self._todo = deque(missing)
-        number = max(1, min(self._streams, len(missing)))
+        if not missing:
+            return
+        swarm = self._swarm
+        download = Download(manifest, missing, into, self._took, swarm.engine if swarm else "")
+        pays = swarm is not None and swarm.pays(sum(chunk.size for chunk in missing))
+        others = PeerStreams(swarm, download, self._check) if swarm and pays else None
         threads = [
-            threading.Thread(target=self._run, args=(version, into), name="weight-stream", daemon=True)
-            for _ in range(number if missing else 0)
+            threading.Thread(target=self._run, args=(download,), name="weight-stream", daemon=True)
+            for _ in range(min(self._streams, len(missing)))
         ]
+        if swarm is not None:
+            swarm.shelf.arrives(manifest, into, download.coming)
+        if others is not None:
+            others.start()
         for thread in threads:
             thread.start()
-        for thread in threads:
-            # Each ends by itself: every wait of it has a deadline, and looks at the progress of all.
-            thread.join()
+        while not download.is_done and any(thread.is_alive() for thread in threads):
+            download.wait(ASK_ANYWAY_S)
+        # One that still dials has nothing to do any more. All else is over first: what came is changed by deltas next.
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open)
+        if others is not None:
+            others.end()
         if self._failure is not None:
             raise self._failure
 
-    def _run(self, version: int, into: Incoming) -> None:
+    def _took(self, source: str, size: int) -> None:
+        self._progress_at = time.monotonic()
+        self.bytes += size
+        self.bytes_from_peers += size if source != PUBLISHER else 0
+
+    def _run(self, download: Download) -> None:
+        waiting = deque[tuple[int, bytes]]()
+        """What this connection was asked for, oldest first."""
+
+        def check() -> None:
+            self._check()
+            if waiting and download.is_slow(PUBLISHER, waiting[0][0]):
+                raise TimeoutError("others give it sooner")
+
         try:
-            self._repeat(lambda stream: self._fetch(stream, version, into))
+            self._repeat(lambda stream: self._fetch(stream, download, waiting), check, until=download)
         except PolyRLError as error:
             with self._changed:
                 self._failure = self._failure or error
             self.stop()
 
-    def _repeat(self, work: Callable[[WeightStream], None]) -> None:
-        """Does `work` on one connection after the other until it ends well."""
-        while True:
+    def _repeat(
+        self,
+        work: Callable[[WeightStream], None],
+        check: Callable[[], None],
+        instead: Callable[[], bool] = lambda: False,
+        until: Download | None = None,
+    ) -> None:
+        """Does `work` on one connection after the other until it ends well, or what is done `instead` after a failure
+        does, or all of the download `until` came from elsewhere."""
+        while not (until and until.is_done):
             try:
-                with self._dial(self._check) as stream:
+                with self._dial(check) as stream:
                     with self._changed:
                         self._open.add(stream)
                     try:
@@ -131,50 +174,43 @@ class Transfer:
                     finally:
                         with self._changed:
                             self._open.discard(stream)
+                            self._changed.notify_all()
                     return
             except OSError as error:
                 log.debug("weights: connection lost", endpoint=self._weights.endpoint, error=str(error))
+                if instead():
+                    return
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopped, RECONNECT_S)
                 self._check()
 
-    def _fetch(self, stream: WeightStream, version: int, into: Incoming) -> None:
-        taken, asked = deque[ChunkEntry](), deque[bytes]()
+    def _fetch(self, stream: WeightStream, download: Download, waiting: deque[tuple[int, bytes]]) -> None:
         try:
-            while True:
-                while len(taken) < CHUNKS_AHEAD and (chunk := self._next()) is not None:
-                    taken.append(chunk)  # first: to ask may fail, and it is still to be had
-                    asked.append(stream.ask(wire.GetChunk(version, chunk.hash)))
-                if not taken:
-                    return
-                if not self._receive(stream, taken[0], asked.popleft(), into):
-                    raise self._no_longer_kept(version)
-                taken.popleft()
+            while not download.is_done:
+                while len(waiting) < CHUNKS_AHEAD and (chunk := download.next(PUBLISHER)) is not None:
+                    waiting.append((chunk, b""))  # first: to ask may fail, and it is still to be had
+                    request = wire.GetChunk(download.manifest.version, download.plan.chunks[chunk].hash)
+                    waiting[-1] = (chunk, stream.ask(request))
+                if not waiting:
+                    self._check()
+                    download.wait(ASK_ANYWAY_S)
+                    continue
+                self._receive(stream, download, *waiting[0])
+                waiting.popleft()
         finally:
-            with self._changed:
-                self._todo.extendleft(taken)
+            download.give_back(chunk for chunk, _ in waiting)
+            waiting.clear()
 
-    def _receive(self, stream: WeightStream, chunk: ChunkEntry, about: bytes, into: Incoming) -> bool:
+    def _receive(self, stream: WeightStream, download: Download, chunk: int, about: bytes) -> None:
         def place(size: int) -> memoryview:
-            if size != chunk.size:
-                raise ProtocolError(f"a chunk of {chunk.size} bytes came as {size}")
-            return into.place(chunk)
+            found = download.place(chunk, size)
+            if found is None:
+                raise ProtocolError(f"a chunk of {download.plan.chunks[chunk].size} bytes came as {size}")
+            return found
 
         if not stream.answer(about, place):
-            return False
-        with self._changed:
-            self.bytes += chunk.size
-            self._progress_at = time.monotonic()
-            whole = into.take(chunk)
-        for tensor in whole:
-            into.verify_tensor(tensor)
-        return True
-
-    def _next(self) -> ChunkEntry | None:
-        """What to ask for; None when nothing is left to ask for."""
-        with self._changed:
-            self._check()
-            return self._todo.popleft() if self._todo else None
+            raise self._no_longer_kept(download.manifest.version)
+        download.take(PUBLISHER, chunk)
 
     def _check(self) -> None:
         if self._stopped:

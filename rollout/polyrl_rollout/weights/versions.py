@@ -49,6 +49,8 @@ class Versions:
         self._failures = 0
         self._wanted: WeightsRef | None = None
         self._changed = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._served: Staged | None = None
         self.receipts: dict[int, bytes] = {}
         """Of the versions that were pulled last, oldest first."""
@@ -61,9 +63,16 @@ class Versions:
         elif weights.version < self._engine.version:
             why = f"version {self._engine.version} is served, which is newer"
             self._send(wire.WeightsFailed(weights.version, self._engine.version, reason=why))
+        elif self._engine.version == NO_VERSION and self._served and weights.version == self._served.version:
+            pass  # the engine sleeps, and loads it when it wakes
         elif weights != self._wanted:
             self._wanted = weights
+            self._settled.clear()
             self._changed.set()
+
+    async def settled(self) -> None:
+        """Returns once nothing that was announced is on its way."""
+        await self._settled.wait()
 
     async def run(self) -> None:
         """Gets one announced version after the other, until cancelled."""
@@ -78,6 +87,7 @@ class Versions:
                 await self._serve(pulled)
             if self._wanted is weights and not self._changed.is_set():
                 self._wanted = None
+                self._settled.set()
 
     async def _serve(self, pulled: Pulled) -> None:
         self.receipts[pulled.staged.version] = pulled.staged.receipt
@@ -85,6 +95,7 @@ class Versions:
             del self.receipts[next(iter(self.receipts))]
         why = await self._switch(pulled)
         if why:
+            self._staging.keep_only(self._served.version if self._served else NO_VERSION)
             self._count_failure(why)
             return
         self._failures, self._served = 0, pulled.staged

@@ -18,10 +18,14 @@ AUDIT_S: Final = 120.0
 Report = dict[str, Any]
 
 
-def read_report(kubectl: Kubectl, job: str) -> Report:
-    """Verdicts, counts, times, and the trainer's result."""
+def read_report(kubectl: Kubectl, job: str, claim: str = "") -> Report:
+    """Verdicts, counts, times, and the trainer's result; `claim` is the user's own that the trainer had, if it did."""
     name = f"{job}-audit"
-    kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(_pod(job, name)))
+    run = {"name": "run", "mountPath": "/polyrl/run"}
+    if claim:
+        run["subPath"] = kubectl.json("polyrljob", job)["metadata"]["uid"]
+    pod = _pod(name, run, {"journal": f"{job}-manager", "run": claim or f"{job}-trainer"})
+    kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(pod))
     done = ("--for=jsonpath={.status.phase}=Succeeded", f"--timeout={AUDIT_S:g}s")
     try:
         kubectl("wait", f"pod/{name}", *done, timeout_s=AUDIT_S)
@@ -40,15 +44,14 @@ def assert_nothing_lost(report: Report) -> None:
     assert samples["submitted"] == samples["acknowledged"] + sum(samples["discarded"].values()), samples
 
 
-def _pod(job: str, name: str) -> dict[str, Any]:
-    volumes = {"journal": f"{job}-manager", "run": f"{job}-trainer"}
+def _pod(name: str, run: dict[str, str], volumes: dict[str, str]) -> dict[str, Any]:
     security = {"runAsNonRoot": True, "runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001}
     container = {
         "name": "audit",
         "image": image("operator"),
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-c", SCRIPT.read_text()],
-        "volumeMounts": [{"name": v, "mountPath": f"/polyrl/{v}"} for v in volumes],
+        "volumeMounts": [{"name": "journal", "mountPath": "/polyrl/journal"}, run],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     return {

@@ -7,14 +7,18 @@ create pods. The policy is the chart's, rendered by Helm.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polyrl.manifest.schema.crd import custom_resource_definition
 from tests.integration.admission.test_bad_manifests import BASE, JOBS, changed
 
+POLICY = Path(__file__).parents[3] / "charts/polyrl/templates/author-policy.yaml"
 AUTHOR, MEMBER = "stranger", "operator"
 RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
 APPARMOR = "container.apparmor.security.beta.kubernetes.io/rollout"
@@ -47,6 +51,7 @@ def container(**fields: Any) -> dict[str, Any]:
 
 HOST, SECURITY, VOLUMES = "the host's network", "what Pod Security calls restricted", "volumes may be"
 SECRETS, ACCOUNTS = "reads a Secret or ConfigMap", "names a ServiceAccount"
+PUBLIC = "open the public internet"
 SOURCES: dict[str, Any] = {
     "hostPath": {"path": "/"},
     "secret": {"secretName": "a"},
@@ -132,7 +137,12 @@ REFUSED: list[Any] = [
     pytest.param(pod(serviceAccount="admin"), ACCOUNTS, id="service-account-by-its-old-name"),
     pytest.param(pod(automountServiceAccountToken=True), ACCOUNTS, id="token"),
     pytest.param(pod(priorityClassName="system-node-critical"), "has a priorityClassName that", id="system-priority"),
+    pytest.param({"spec.networkPolicy": {"publicHttps": "Always"}}, PUBLIC, id="public-https"),
+    pytest.param({"spec.recipe.model": {"path": "hf://a/b"}}, PUBLIC, id="fetched-model"),
+    pytest.param({"spec.recipe.logging": {"wandb": {}}}, PUBLIC, id="wandb"),
     pytest.param({"spec.recipe.envSecret": "others"}, "envSecret names a Secret", id="env-secret"),
+    pytest.param({"spec.recipe.model.secretRef": "others"}, "secretRef names a Secret", id="model-secret"),
+    pytest.param({"spec.recipe.model": {"path": "pvc://others/model"}}, "a volume claim", id="model-claim"),
     pytest.param({"spec.recipe.code.configMap": "others"}, "names a ConfigMap", id="code-config-map"),
     pytest.param({"spec.recipe.code.volumeClaim": "others"}, "a volume claim", id="code-claim"),
     pytest.param({"spec.trainer.storage": {"claimName": "others"}}, "a volume claim", id="trainer-claim"),
@@ -199,6 +209,14 @@ REFUSED: list[Any] = [
         VOLUMES,
         id="picked-volume",
     ),
+    *(
+        pytest.param(
+            pod(volumes=[{"name": "a", "ephemeral": {"volumeClaimTemplate": {"metadata": {part: given}, "spec": {}}}}]),
+            VOLUMES,
+            id=f"{part}-of-a-claim",
+        )
+        for part, given in {"annotations": {"k8s.io/CloneRequest": "others/a"}, "labels": {"a": "b"}}.items()
+    ),
     pytest.param(pod(resourceClaims=[{"name": "a", "resourceClaimName": "others"}]), "its own", id="device-claim"),
     pytest.param({"spec.networkPolicy": {"extraEgress": [{"cidr": "10.0.0.0/8"}]}}, "ways out", id="egress"),
     pytest.param({"spec.rollout.capacity.metadataService": True}, "ways out", id="metadata-service"),
@@ -229,6 +247,13 @@ TAKEN: list[Any] = [
         pod(priorityClassName="low", nodeSelector={"a": "b"}, tolerations=[{"operator": "Exists"}]), id="place"
     ),
     pytest.param({"spec.recipe.envSecret": "own"}, id="a-secret-that-he-may-get"),
+    pytest.param(
+        {
+            "spec.recipe.model": {"path": "hf://a/b", "secretRef": "own"},
+            "spec.networkPolicy": {"publicHttps": "Never"},
+        },
+        id="a-model-with-his-own-secret",
+    ),
     pytest.param({"spec.recipe.code.configMap": "own"}, id="a-config-map-that-he-may-get"),
 ]
 
@@ -302,6 +327,21 @@ def test_a_change_is_the_changers_and_labels_are_anybodys(guarded: Any) -> None:
         assert status == 200, answer
     finally:
         guarded.request("DELETE", f"{JOBS}/shared")
+
+
+REFERENCES = re.compile(r"[Ss]ecret|[Cc]laim|configMap|serviceAccount")
+"""Of names of fields that lend a job something that is not its own."""
+
+
+def test_every_field_that_lends_something_of_others_is_asked_about() -> None:
+    """Beside templates, whose every source is: a field that comes later is not forgotten."""
+    (version,) = custom_resource_definition()["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    lent = [place for place, one in objects_of(spec) if place and place[-2:-1] == ("properties",) and "type" in one]
+    fields = {place[-1] for place in lent if REFERENCES.search(place[-1]) and "template" not in place}
+    assert {"envSecret", "secretRef", "configMap", "volumeClaim", "claimName"} <= fields
+    policy = POLICY.read_text()
+    assert [field for field in fields if field not in policy] == []
 
 
 CORE = "io.k8s.api.core.v1"

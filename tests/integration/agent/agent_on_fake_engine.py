@@ -19,6 +19,7 @@ from polyrl_rollout.agent.__main__ import run_agent
 from polyrl_rollout.agent.conversation import AgentSettings
 from polyrl_rollout.metadata import CLOUDS, MetadataWatcher
 from polyrl_rollout.testing.fake_engine import FakeEngine
+from polyrl_rollout.weights.staging import Staging
 
 if __name__ == "__main__":
     parent_death_signal.hold()
@@ -29,4 +30,4 @@ if __name__ == "__main__":
     )
     engine = FakeEngine(tokens_per_second=float(speed))
     watch = partial(MetadataWatcher, CLOUDS[cloud[0]](), cloud[1]) if cloud else None
-    sys.exit(asyncio.run(run_agent(settings, engine, engine.capacity, "agent-processes", watch)))
+    sys.exit(asyncio.run(run_agent(settings, engine, engine.capacity, Staging("agent-processes", name), watch)))

@@ -3,231 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import TypeVar
 
-import numpy as np
 import pytest
-import torch
-import zmq
-import zmq.asyncio
-from safetensors.torch import load_file
 
-from polyrl.keys import AgentKeys, TrainerKeys, format_keys
-from polyrl.sample import Finish, Pool, SamplingParams
+from polyrl.sample import Finish
 from polyrl.wire import (
-    FINISH_CODES,
-    ROW_DTYPE,
-    Announce,
-    Assign,
     Cancel,
     Deltas,
     Deregister,
-    EngineCapacity,
     Fenced,
-    FromAgent,
     HandBack,
     Heartbeat,
     Hello,
     Leaving,
     Recall,
-    Resend,
     StartDrain,
-    ToAgent,
-    TokensKept,
     WeightsFailed,
-    WeightsLoaded,
-    Welcome,
-    check_deltas,
-    decode_from_agent,
-    encode,
-    pack_ids,
-    unpack_ids,
 )
 from polyrl_rollout.agent import link
-from polyrl_rollout.agent.app import EXIT_DONE, EXIT_FAILED, Agent
-from polyrl_rollout.agent.conversation import AgentSettings
-from polyrl_rollout.testing.fake_engine import FakeEngine, continuation
-from polyrl_rollout.weights.staging import Staging
-from polyrl_rollout.weights.versions import MAX_WEIGHTS_FAILURES
-from polyrl_trainer.weights.publisher import WeightPublisher
-from polyrl_trainer.weights.server import WeightServer
-
-ENGINE = "engine-1"
-DEADLINE_S = 30.0
-DRAIN_S = 8.0
-"""From here on the whole reserve of 2 s lies between the last token and the deadline; 900 tokens take 9 s."""
-PROMPT = [5, 6, 7]
-M = TypeVar("M", bound=FromAgent)
-
-
-def pair() -> tuple[str, str]:
-    public, secret = zmq.curve_keypair()
-    return public.decode(), secret.decode()
-
-
-class PlayedManager:
-    """A ROUTER whose words the test chooses; it takes tokens as a ledger does."""
-
-    def __init__(self, keys: tuple[str, str], endpoint: str = "tcp://127.0.0.1:*") -> None:
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.curve_server = True
-        self._socket.curve_publickey, self._socket.curve_secretkey = (key.encode() for key in keys)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.linger = 0
-        self._socket.bind(endpoint)
-        self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
-        self.identity = b""
-        self.received: list[FromAgent] = []
-        self.tokens: dict[int, list[int]] = {}
-        self.versions: dict[int, list[int]] = {}
-        self.finish: dict[int, str | None] = {}
-        self.delta_bytes = 0
-        self.repeated = 0
-        """Tokens that came although they had come before."""
-        self.keeps = self.welcomes = True
-        self._news = asyncio.Condition()
-        self._task = asyncio.create_task(self._read())
-
-    async def send(self, message: ToAgent) -> None:
-        await self._socket.send_multipart([self.identity, encode(message)])
-
-    async def receive(self, kind: type[M], count: int = 1) -> M:
-        """The `count`-th message of its kind, waited for."""
-        await self.until(lambda: len(self.all_of(kind)) >= count, kind.__name__)
-        return self.all_of(kind)[count - 1]
-
-    def all_of(self, kind: type[M]) -> list[M]:
-        return [message for message in self.received if isinstance(message, kind)]
-
-    async def until(self, holds: Callable[[], bool], what: str) -> None:
-        try:
-            async with asyncio.timeout(DEADLINE_S), self._news:
-                await self._news.wait_for(holds)
-        except TimeoutError:
-            raise AssertionError(f"no {what}; heard {[type(message).__name__ for message in self.received]}") from None
-
-    async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._socket.close()
-        self._context.term()
-
-    async def _read(self) -> None:
-        while True:
-            self.identity, frame = await self._socket.recv_multipart()
-            message = decode_from_agent(frame)
-            if isinstance(message, Hello) and self.welcomes:
-                await self._welcome(message)
-            elif isinstance(message, Deltas):
-                self.delta_bytes += len(frame)
-                await self._take(message)
-            async with self._news:
-                self.received.append(message)
-                self._news.notify_all()
-
-    async def _welcome(self, hello: Hello) -> None:
-        for held in hello.held:
-            number = held.assignment
-            over = number in self.finish
-            await self.send(Cancel(number) if over else Resend(number, len(self.tokens.get(number, []))))
-        await self.send(Welcome(1, 3.0, beat_s=0.1, delta_s=0.02))
-
-    async def _take(self, deltas: Deltas) -> None:
-        check_deltas(deltas)
-        ids, at = unpack_ids(deltas.ids).tolist(), 0
-        for row in np.frombuffer(deltas.rows, dtype=ROW_DTYPE):
-            number, offset, count = int(row["assignment"]), int(row["offset"]), int(row["count"])
-            new, at = ids[at : at + count], at + count
-            have = self.tokens.setdefault(number, [])
-            if offset > len(have):
-                await self.send(Resend(number, len(have)))
-                continue
-            fresh = new[len(have) - offset :]
-            self.repeated += count - len(fresh)
-            have += fresh
-            self.versions.setdefault(number, []).extend([deltas.version] * len(fresh))
-            if row["finish"]:
-                self.finish[number] = FINISH_CODES[row["finish"]]
-        if self.keeps:
-            await self.send(TokensKept(deltas.seq))
-
-
-class Rig:
-    """One agent with a fake engine, a publisher and a played manager."""
-
-    def __init__(self, folder: Path) -> None:
-        self.manager_keys, agent, trainer = pair(), pair(), pair()
-        self.trainer_file = folder / "trainer.key"
-        self.trainer_file.touch(mode=0o600)
-        self.trainer_file.write_text(format_keys(TrainerKeys(*trainer, self.manager_keys[0], agent[0])))
-        self.manager = PlayedManager(self.manager_keys)
-        self.publisher = WeightPublisher(self.trainer_file)
-        self.engine = FakeEngine(EngineCapacity(max_running=16, kv_tokens=4096, max_context=1024))
-        keys = AgentKeys(*agent, self.manager_keys[0], trainer[0])
-        settings = AgentSettings(
-            lambda: self.manager.endpoint, keys, run_epoch=1, engine=ENGINE, pool=Pool.SPOT, drain_s=4.0, seed=0
-        )
-        self.staging = Staging("run", ENGINE, folder)
-        self.agent = Agent(settings, self.engine, EngineCapacity(32, 1 << 16, max_context=512), self.staging)
-        self.task = asyncio.create_task(self.agent.run())
-
-    def announcement(self, version: int) -> Announce:
-        published = self.publisher.publish(
-            version, {"w": torch.full((7,), float(version))}.items(), {"config.json": b"{}"}
-        )
-        return Announce.of(published)
-
-    async def serve(self, version: int = 0) -> None:
-        await self.manager.receive(Hello)
-        before = len(self.manager.all_of(WeightsLoaded))
-        await self.manager.send(self.announcement(version))
-        assert (await self.manager.receive(WeightsLoaded, before + 1)).version == version
-
-    async def assign(self, number: int, budget: int = 40, offset: int = 0, newest: int = 0) -> None:
-        prompt = [*PROMPT, number]
-        ids = prompt + continuation(prompt, offset)
-        sampling = SamplingParams(max_new_tokens=offset + budget)
-        await self.manager.send(
-            Assign(
-                number,
-                f"{number}.0",
-                attempt=0,
-                input_ids=pack_ids(ids),
-                offset=offset,
-                max_new_tokens=budget,
-                sampling=sampling,
-                min_version=0,
-                max_version=newest,
-            )
-        )
-
-    async def finished(self, numbers: range) -> None:
-        await self.manager.until(lambda: all(n in self.manager.finish for n in numbers), f"end of {numbers}")
-
-    async def exit_code(self) -> int:
-        async with asyncio.timeout(DEADLINE_S):
-            return await self.task
-
-    async def close(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-        await self.manager.close()
-        self.publisher.close()
-        self.staging.close()
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    await rig.close()
-
-
-def undisturbed(number: int, budget: int) -> list[int]:
-    return continuation([*PROMPT, number], budget)
+from polyrl_rollout.agent.app import EXIT_DONE, EXIT_FAILED
+from tests.integration.agent.played_manager import (
+    DEADLINE_S,
+    DRAIN_S,
+    PlayedManager,
+    Rig,
+    undisturbed,
+)
 
 
 async def test_greets_serves_and_generates_exactly(rig: Rig) -> None:
@@ -368,126 +169,6 @@ async def test_its_load_is_reported_while_tokens_flow(rig: Rig) -> None:
     busy = await rig.manager.receive(Heartbeat, before + 3)
     assert 1 not in rig.manager.finish
     assert (busy.running, busy.kv_free_tokens < 4096) == (1, True)
-
-
-async def test_work_for_another_version_is_returned(rig: Rig) -> None:
-    await rig.manager.receive(Hello)
-    await rig.assign(1)
-    returned = await rig.manager.receive(HandBack)
-    assert (returned.assignment, returned.reason) == (1, "versionChanged")
-
-
-async def test_at_a_switch_fitting_sequences_go_on_and_others_are_returned_with_their_tokens(rig: Rig) -> None:
-    rig.engine.tokens_per_second = 10  # until the switch, so that it comes in the middle
-    await rig.serve(0)
-    await rig.assign(1, budget=100, newest=1)
-    await rig.assign(2, budget=100, newest=0)
-    await rig.manager.until(lambda: set(rig.manager.tokens) == {1, 2}, "tokens of both")
-    await rig.serve(1)
-    rig.engine.tokens_per_second = 200
-    assert rig.engine.version == 1
-    returned = await rig.manager.receive(HandBack)
-    assert (returned.assignment, returned.reason) == (2, "versionChanged")
-    assert rig.manager.tokens[2] == undisturbed(2, 100)[: len(rig.manager.tokens[2])]
-    await rig.finished(range(1, 2))
-    assert rig.manager.tokens[1] == undisturbed(1, 100)
-    assert sorted(set(rig.manager.versions[1])) == [0, 1]
-    assert rig.manager.versions[1] == sorted(rig.manager.versions[1])
-
-
-async def test_what_an_engine_keeps_runs_on_through_a_switch(rig: Rig) -> None:
-    rig.engine.keeps, rig.engine.tokens_per_second = True, 10
-    await rig.serve(0)
-    await rig.assign(1, budget=100, newest=1)
-    await rig.assign(2, budget=100, newest=0)
-    await rig.manager.until(lambda: set(rig.manager.tokens) == {1, 2}, "tokens of both")
-    await rig.serve(1)
-    rig.engine.tokens_per_second = 200
-    returned = await rig.manager.receive(HandBack)
-    assert (returned.assignment, returned.reason) == (2, "versionChanged")
-    await rig.finished(range(1, 2))
-    assert (rig.engine.begun, len(rig.engine.aborted)) == (2, 1), "nothing is read again"
-    assert rig.manager.tokens[1] == undisturbed(1, 100)
-    assert (rig.manager.versions[1], set(rig.manager.versions[1])) == (sorted(rig.manager.versions[1]), {0, 1})
-
-
-async def test_what_has_not_begun_begins_with_the_new_weights_also_where_requests_are_kept(rig: Rig) -> None:
-    rig.engine.keeps = True
-    await rig.serve(0)
-    rig.engine.hang.set()
-    await rig.assign(1, newest=1)
-    await rig.manager.until(lambda: rig.engine.begun == 1, "a request")
-    await rig.serve(1)
-    rig.engine.hang.clear()
-    await rig.finished(range(1, 2))
-    assert (rig.engine.begun, set(rig.manager.versions[1])) == (2, {1})
-
-
-async def test_weights_that_do_not_load_leave_the_old_version_serving(rig: Rig) -> None:
-    await rig.serve(0)
-    rig.engine.refuse_weights = True
-    await rig.manager.send(rig.announcement(1))
-    failed = await rig.manager.receive(WeightsFailed)
-    assert (failed.version, failed.serving) == (1, 0)
-    await rig.assign(1)
-    await rig.finished(range(1, 2))
-    rig.engine.refuse_weights = False
-    await rig.serve(1)
-    assert [folder.name for folder in rig.staging.root.glob("v*")] == ["v000001"]
-
-
-async def test_what_changed_is_pulled_onto_what_is_served(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WeightServer, "bandwidth", 1e3)  # so slow that a delta of kilobytes pays
-    rig.publisher.forms.smallest = 0
-    await rig.manager.receive(Hello)
-    weights = torch.zeros(5000)
-    for version in range(3):
-        weights[version] = 1.0
-        published = rig.publisher.publish(version, {"w": weights}.items(), {"config.json": b"{}"})
-        await rig.manager.send(Announce.of(published))
-        loaded = await rig.manager.receive(WeightsLoaded, version + 1)
-        assert (loaded.version, loaded.receipt) == (version, published.receipt)
-        assert (loaded.bytes_pulled < 200) == (version > 0)
-    (folder,) = rig.staging.root.glob("v*")
-    assert torch.equal(load_file(folder / "model.safetensors")["w"], weights)
-
-
-async def test_an_engine_that_never_loads_a_version_ends_with_the_reason(rig: Rig) -> None:
-    await rig.serve(0)
-    rig.engine.refuse_weights = True
-    announced = rig.announcement(1)
-    for count in range(1, MAX_WEIGHTS_FAILURES + 1):
-        await rig.manager.send(announced)
-        await rig.manager.receive(WeightsFailed, count)
-    assert await rig.exit_code() == EXIT_FAILED
-    assert "does not fit the model" in (await rig.manager.receive(Deregister)).reason
-
-
-async def test_what_is_recalled_during_a_switch_does_not_start_again(rig: Rig) -> None:
-    rig.engine.tokens_per_second = 10
-    await rig.serve(0)
-    await rig.assign(1, budget=100, newest=1)
-    await rig.manager.receive(Deltas)
-    rig.engine.loading.clear()
-    await rig.manager.send(rig.announcement(1))
-    await rig.manager.until(lambda: bool(rig.engine.aborted), "a switch")
-    begun = rig.engine.begun
-    rig.agent._protocol.receive(Recall(1), 0.0)
-    rig.agent.handle(Recall(1))
-    rig.agent._continue()  # the switch ends before what was recalled has been handed back
-    rig.engine.loading.set()
-    await rig.manager.receive(WeightsLoaded, 2)
-    await rig.manager.receive(HandBack)
-    assert rig.engine.begun == begun
-
-
-async def test_a_newer_announcement_supersedes_a_pull_that_hangs(rig: Rig) -> None:
-    await rig.manager.receive(Hello)
-    good = rig.announcement(1)
-    await rig.manager.send(Announce(0, "tcp://127.0.0.1:1", public_key=good.public_key, manifest_hash=b"x" * 16))
-    await rig.manager.send(good)
-    assert (await rig.manager.receive(WeightsLoaded)).version == 1
-    assert not rig.manager.all_of(WeightsFailed)
 
 
 async def test_a_drain_finishes_the_short_returns_the_long_and_says_goodbye(rig: Rig) -> None:

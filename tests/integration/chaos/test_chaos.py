@@ -101,7 +101,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 @pytest.mark.parametrize(("target", "stopped"), [(Target.AGENT, (True, True)), (Target.ENGINE, (False, True))])
 async def test_frozen_and_awake_again(rig: Rig, target: Target, stopped: tuple[bool, bool]) -> None:
     await rig.inject(ChaosAction.FREEZE, target)
-    await rig.until(lambda: rig.stopped() == stopped, "the frost")
+    await rig.until(lambda: rig.stopped() == stopped, "the freeze")
     await rig.until(lambda: rig.stopped() == (False, False), "the thaw")
     await rig.until(lambda: rig.may(ChaosAction.FREEZE), "leave for another fault")
 
@@ -159,7 +159,7 @@ async def test_a_partition_signals_the_agent_and_nobody_below(rig: Rig, directio
 
 async def test_a_frozen_one_cannot_be_slowed_too_but_killed(rig: Rig) -> None:
     await rig.inject(ChaosAction.FREEZE, seconds=LONG_S)
-    await rig.until(lambda: rig.stopped() == (True, True), "the frost")
+    await rig.until(lambda: rig.stopped() == (True, True), "the freeze")
     with pytest.raises(UserError, match="another fault lasts there"):
         await rig.inject(ChaosAction.SLOW)
     await rig.inject(ChaosAction.KILL)
@@ -168,7 +168,7 @@ async def test_a_frozen_one_cannot_be_slowed_too_but_killed(rig: Rig) -> None:
 
 async def test_what_lasts_is_undone_when_the_run_ends(rig: Rig) -> None:
     await rig.inject(ChaosAction.FREEZE, seconds=LONG_S)
-    await rig.until(lambda: rig.stopped() == (True, True), "the frost")
+    await rig.until(lambda: rig.stopped() == (True, True), "the freeze")
     await rig.injector.close()
     await rig.until(lambda: rig.stopped() == (False, False), "the thaw")
 

@@ -1,4 +1,4 @@
-"""Jobs hit by kills and frosts at random instants: the measurement of benchmarks/faults, small, as a test.
+"""Jobs hit by kills and freezes at random instants: the measurement of benchmarks/faults, small, as a test.
 
 A run fails there when what it trained differs from the undisturbed run (prompts, batches, versions, token ids, rewards,
 losses), when it hangs, leaves a process or drops a group without need, or when its journal shows an invariant broken.
@@ -104,7 +104,7 @@ def test_an_equal_outcome_is_equal(outcome: Any, trained: Any) -> None:
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
-    [({"ids": (5, 6, 8)}, "samples differ"), ({"versions": (0,)}, "samples differ"), ({"reward": 0.0}, "differ")],
+    [({"ids": (5, 6, 8)}, "samples differ"), ({"versions": (0, 1)}, "samples differ"), ({"reward": 0.0}, "differ")],
     ids=["other tokens", "other versions", "another reward"],
 )
 def test_one_sample_that_differs_is_noticed(outcome: Any, trained: Any, change: dict[str, Any], sentence: str) -> None:

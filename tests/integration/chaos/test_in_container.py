@@ -126,7 +126,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 async def test_a_frozen_engine_is_awake_again(rig: Rig) -> None:
     assert await rig.begin(ChaosAction.FREEZE) == in_container.DONE
-    await rig.until(rig.stopped, "frost")
+    await rig.until(rig.stopped, "freeze")
     assert psutil.Process(rig.process.pid).status() != psutil.STATUS_STOPPED
     await rig.until(lambda: not rig.stopped(), "thaw")
     assert await asyncio.wait_for(rig.commands[0].wait(), DEADLINE_S) == 0
@@ -137,7 +137,7 @@ async def test_a_frozen_engine_is_awake_again(rig: Rig) -> None:
 async def test_the_thaw_comes_whoever_ends_the_command(rig: Rig, how: signal.Signals) -> None:
     """As a runtime may, when the connection through which it was asked is gone."""
     assert await rig.begin(ChaosAction.FREEZE) == in_container.DONE
-    await rig.until(rig.stopped, "frost")
+    await rig.until(rig.stopped, "freeze")
     rig.commands[0].send_signal(how)
     await asyncio.wait_for(rig.commands[0].wait(), DEADLINE_S)
     await rig.until(lambda: not rig.stopped(), "thaw")
@@ -149,7 +149,7 @@ async def test_the_thaw_comes_when_nobody_listens_any_more(rig: Rig) -> None:
     assert command.stdin is not None
     command.stdin.close()
     command._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
-    await rig.until(rig.stopped, "frost")
+    await rig.until(rig.stopped, "freeze")
     await rig.until(lambda: not rig.stopped(), "thaw")
     assert await asyncio.wait_for(command.wait(), DEADLINE_S) == 0
 
@@ -159,7 +159,7 @@ async def test_a_keeper_is_not_talked_out_of_it(rig: Rig) -> None:
     (keeper,) = rig.keepers()
     for number in in_container.IGNORED:
         keeper.send_signal(number)
-    await rig.until(rig.stopped, "frost")
+    await rig.until(rig.stopped, "freeze")
     await rig.until(lambda: not rig.stopped(), "thaw")
 
 

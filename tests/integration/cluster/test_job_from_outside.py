@@ -133,6 +133,8 @@ class Cluster:
             sent += len(part)
             if self.breaks_after is not None and sent > self.breaks_after:
                 process.kill()
+                # What is left unread would keep its pipe open, and the wait for its end would have none.
+                await process.communicate()
                 break
             await socket.send_bytes(b"\x01" + part)
         await process.wait()

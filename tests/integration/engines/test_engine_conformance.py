@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from polyrl_rollout.engines.streams import SILENCE_DEADLINE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
+SLEEPS_ON_CPU = Path(__file__).parents[2] / "sglang" / "sleep"
 VOCAB = 64
 EOS = 63
 MAX_CONTEXT = 480
@@ -160,8 +162,10 @@ async def started(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
-async def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+async def kind(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(SLEEPS_ON_CPU), os.environ.get("PYTHONPATH", "")]))
+        yield str(request.param)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -396,6 +400,28 @@ async def test_new_weights_change_the_output_and_its_version(engine: InferenceEn
     assert models.greedy(0, prompts[0], 12) != models.greedy(1, prompts[0], 12)
 
 
+async def test_asleep_it_serves_nothing_and_it_wakes_with_other_weights(
+    engine: InferenceEngine, models: Models
+) -> None:
+    (prompt,) = models.lasting(1, 300)
+    output, version = Output(), engine.version
+    task = asyncio.create_task(collect(engine, new_request(prompt, 300), output))
+    await first_tokens(output)
+    await engine.sleep()
+    async with asyncio.timeout(10):
+        await task
+    assert (output.finish, engine.version) == (None, NO_VERSION)
+    await engine.health()
+    with pytest.raises(EngineFailed, match="no weights yet"):
+        await run(engine, prompt, 4)
+    with pytest.raises(EngineFailed, match="its weights sleep"):
+        await engine.load_weights(version + 1, models.folders[1])
+    assert (await engine.wake(version + 1, models.folders[1])).load > 0
+    assert engine.version == version + 1
+    assert (await run(engine, prompt + output.ids, 12)).ids == models.greedy(1, prompt + output.ids, 12)
+    await engine.load_weights(version + 2, models.folders[0])
+
+
 async def test_loading_ends_what_still_runs_and_what_goes_on_is_read_anew(
     engine: InferenceEngine, models: Models
 ) -> None:
@@ -403,7 +429,11 @@ async def test_loading_ends_what_still_runs_and_what_goes_on_is_read_anew(
     output, version = Output(), engine.version
     task = asyncio.create_task(collect(engine, new_request(prompt, 300), output))
     await first_tokens(output)
-    await engine.load_weights(version + 1, models.folders[1])
+    begun = time.monotonic()
+    seconds = await engine.load_weights(version + 1, models.folders[1])
+    parts = (seconds.wait, seconds.load, seconds.verify)
+    assert min(parts) > 0
+    assert sum(parts) == pytest.approx(time.monotonic() - begun, abs=0.05), "all of the load is in one of its parts"
     async with asyncio.timeout(10):
         await task
     assert (output.finish, output.versions) == (None, {version})

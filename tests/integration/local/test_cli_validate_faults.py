@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from polyrl.errors import InvalidManifest
+from polyrl_cli.manifests import load
 from polyrl_cli.manifests.load import check_files, load_manifest, notes, read_manifest, validation_report
 
 GOOD = """\
@@ -70,7 +71,7 @@ FIELDS = [
     ("maxReplicas: 2", "maxReplica: 2", 26, "spec.rollout.maxReplica", "unknown field; did you mean maxReplicas?"),
     ("maxReplicas: 2", "max_replicas: 2", 26, "spec.rollout.max_replicas", "did you mean maxReplicas?"),
     ("mode: sft+rl", "mode: sft+rl\n    maxReplicas: 2", 8, "spec.recipe.maxReplicas", "did you mean spec.rollout.maxReplicas?"),
-    ("mode: sft+rl", "mode: sft+rl\n    zzz: 2", 8, "spec.recipe.zzz", "unknown field; known here: algorithm, checkpoint"),
+    ("mode: sft+rl", "mode: sft+rl\n    zzz: 2", 8, "spec.recipe.zzz", "unknown field; known here: activationCheckpointing, algorithm, checkpoint"),
     ("{type: embedded}", "{type: embedded, x: {}}", 24, "spec.rollout.engine.x", "unknown field; known here: args"),
     ("minReplicas: 0", "minReplicas: 3", 26, "spec.rollout.maxReplicas", "2 is less than minReplicas (3)"),
     ("maxReplicas: 2", 'maxReplicas: "2"', 26, "spec.rollout.maxReplicas", "'2' is text; write the number without quotes"),
@@ -173,7 +174,7 @@ TEXTS = [
     (b"a: 1\n" * 300_000, ": has 1,500,000 bytes; a manifest has at most 1,048,576"),
     (b"a: &a [1,1,1,1,1,1,1,1,1,1]\n" + b"".join(
         b"%c: &%c [%s]\n" % (k + 1, k + 1, b",".join([b"*%c" % k] * 10)) for k in range(97, 105)
-    ), ": has more than 100,000 values once its aliases are expanded"),
+    ), ": has more than 20,000 values, those of expanded aliases among them"),
 ]  # fmt: skip
 
 
@@ -352,6 +353,13 @@ def test_cluster_only_fields_give_one_note(job: Path) -> None:
     assert note == "on this machine spec.rollout.capacity, spec.suspend have no effect (cluster only)"
 
 
+def test_pods_that_learn_together_are_processes_here(job: Path) -> None:
+    several = ["spec.trainer.replicas=2", "spec.trainer.processesPerPod=3"]
+    note, _ = notes(load_manifest(job, [*several, "spec.trainer.storage.accessMode=ReadWriteMany"]))
+    expected = "spec.trainer.replicas (2) times processesPerPod (3) is 6 processes that learn beside each other"
+    assert note == f"on this machine {expected}"
+
+
 def test_a_status_from_a_cluster_is_ignored(job: Path) -> None:
     job.write_text(GOOD + "status: {state: Unheard, later: 1}\n")
     assert load_manifest(job).status is None
@@ -440,3 +448,20 @@ def test_errors_become_exit_statuses(raised: str, status: int, stderr: str) -> N
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (status, stderr)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_validate_says_what_reaches_an_object_store(
+    job: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    """An image without it failed in its first seconds, once a cluster had found it a GPU."""
+    monkeypatch.setattr(load, "find_spec", lambda name: object() if installed else None)
+    sets = ["spec.recipe.model={path: 's3://bucket/model'}", "spec.recipe.checkpoint.uri=gs://bucket/runs"]
+    found = [line for line in validation_report(job, sets, check=False) if "EXTRA" in line]
+    here = ["", ""] if installed else [f"; here it needs pip install 'polyrl[{name}]'" for name in ("s3", "gcs")]
+    image = "the trainer's image reaches"
+    assert found == [
+        f'note: spec.recipe.model.path: {image} s3:// only if it was built with EXTRA="trainer s3"{here[0]}',
+        f'note: spec.recipe.checkpoint.uri: {image} gs:// only if it was built with EXTRA="trainer gcs"{here[1]}',
+    ]
+    assert not any("EXTRA" in line for line in validation_report(job, [], check=False))

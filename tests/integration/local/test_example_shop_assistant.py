@@ -22,6 +22,8 @@ SHORTER = {
     "spec.recipe.algorithm.advantage": "turnNorm",
     "spec.recipe.evaluation.everySteps": 0,
     "spec.recipe.evaluation.maxSamples": 32,
+    "spec.rollout.replicas": 1,
+    "spec.rollout.maxReplicas": 1,
     "spec.faultInjection": "[{atStep: 3, action: Kill, rollout: 0}]",
 }
 

@@ -1,4 +1,7 @@
-"""`make run`, as a reader would: the whole example, its learning, its losses, its ledger and its files."""
+"""`make run`, as a reader would: the whole example, its learning, its losses, its ledger and its files.
+
+Rollouts give each other weights here, too, which a local run leaves out: two die, and two join.
+"""
 
 import json
 import os
@@ -21,7 +24,7 @@ def test_make_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     environment = {**os.environ, "COLUMNS": "100"}
     done = subprocess.run(
-        ["make", "run", f"ARGS=--seed 1 --out {out}"],
+        ["make", "run", f"ARGS=--seed 1 --out {out} --set spec.rollout.weightExchange=Always"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -29,6 +32,7 @@ def test_make_run(tmp_path: Path) -> None:
     assert "succeeded" in done.stdout
     learned(summary)
     nothing_lost(summary)
+    weights_were_exchanged(out)
     for name in ("metrics.jsonl", "fleet.jsonl", "trainer-result.json", "run.png", "checkpoints", "tensorboard"):
         assert (out / name).exists(), name
     assert (out / "run.png").read_bytes().startswith(b"\x89PNG")
@@ -48,6 +52,13 @@ def learned(summary: dict[str, dict[str, float]]) -> None:
     assert 0.2 <= exact["afterSft"] <= 0.70
     assert exact["afterRl"] >= 0.85
     assert summary["steps"] == {"sft": 40, "rl": 120}
+
+
+def weights_were_exchanged(out: Path) -> None:
+    """By those that began, and by those that joined."""
+    logs = sorted((out / "logs").glob("rollout-*.log"))
+    assert len(logs) == 4
+    assert all(re.search(r"from_peers=[1-9]", re.sub(r"\x1b\[[\d;]*m", "", log.read_text())) for log in logs)
 
 
 def nothing_lost(summary: dict) -> None:

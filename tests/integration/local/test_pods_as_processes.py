@@ -188,11 +188,11 @@ def free_ports(count: int) -> list[int]:
 async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
     sets = [f"{path}={value}" for path, value in SMALL.items()]
     job = load_manifest(EXAMPLE / "job.yaml", sets)
-    fixed = (job.spec.manager.port, names.AGENTS_PORT, names.TRAINER_PORT, names.PUBLISHER_PORT)
+    fixed = (job.spec.manager.port, names.AGENTS_PORT, names.TRAINER_PORT, names.PUBLISHER_PORT, names.EXCHANGE_PORT)
     made = Kubelet(
         tmp_path,
         Owner("sort-digits", "default", "uid", job=job, settings=SETTINGS),
-        dict(zip(fixed, free_ports(4), strict=True)),
+        dict(zip(fixed, free_ports(5), strict=True)),
     )
     yield made
     for process in made.running.values():

@@ -1,4 +1,5 @@
-"""A job whose learner is two processes, as a user starts it; one of them is killed on the way."""
+"""A job whose learner is two pods of one process each, which are two processes here, as a user starts it; one of them
+is killed on the way."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ spec:
   rollout:
     replicas: 0
     engine: {{type: embedded, maxContext: 16, kvTokens: 1024}}
-  trainer: {{reservedEngine: true, processesPerPod: 2}}
+  trainer: {{reservedEngine: true, replicas: 2, storage: {{accessMode: ReadWriteMany}}}}
 """
 
 

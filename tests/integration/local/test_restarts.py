@@ -1,6 +1,7 @@
 """Workers of a real run are killed without notice, and the run goes on: nothing lost, nothing trained twice."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -19,8 +20,10 @@ ROOT = Path(__file__).parents[3]
 JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
 DEADLINE_S = 240.0
 POLL_S = 0.02
+MANAGER, TRAINER, ROLLOUT = "polyrl_rollout.manager", "polyrl_trainer", "--exchange-bind"
+"""What stands in their argv; a reserved engine exchanges no weights."""
 
-STEPS = 24
+STEPS = 16
 """A quarter of a second each on idle cores: the job lives on for seconds after the last kill at step 5."""
 
 SAMPLES_PER_STEP = 64
@@ -64,7 +67,7 @@ class Run:
         return [report.step for report in read_metrics(metrics) if report.phase == "rl"]
 
     def kill(self, worker: str, before: Callable[[], object] = lambda: None) -> None:
-        """SIGKILL to the newest process of `worker` (a module's name), once there is one. It is stopped while `before`
+        """SIGKILL to the newest process that has `worker` in its argv, once there is one. It is stopped while `before`
         is done, so that no successor comes into that."""
         self.until(lambda: self._newest(worker) is not None, f"a {worker}")
         victim = self._newest(worker)
@@ -73,6 +76,16 @@ class Run:
         before()
         victim.kill()
         victim.wait(DEADLINE_S)
+
+    def pause(self, worker: str, until: Callable[[], bool], what: str) -> None:
+        """SIGSTOP until then."""
+        paused = self._newest(worker)
+        assert paused is not None
+        paused.suspend()
+        try:
+            self.until(until, what)
+        finally:
+            paused.resume()
 
     def manager_listens(self) -> bool:
         """True when the endpoints file is that of a living manager."""
@@ -89,7 +102,7 @@ class Run:
         found = []
         for child in psutil.Process(self.process.pid).children():
             try:
-                if f"polyrl_{worker}" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                if worker in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
                     found.append(child)
             except psutil.Error:
                 continue
@@ -122,11 +135,11 @@ def every_sample_ended_once(root: Path, summary: dict[str, Any]) -> None:
 def test_a_manager_killed_three_times_costs_no_sample_and_no_step(start: Callable[..., Run]) -> None:
     run = start()
     run.until(run.manager_listens, "a manager")
-    run.kill("rollout.manager")
+    run.kill(MANAGER)
     for step in (2, 5):
         run.until(lambda: len(run.steps()) >= step, f"step {step}")  # noqa: B023 - asked at once
         run.until(run.manager_listens, "a manager")
-        run.kill("rollout.manager")
+        run.kill(MANAGER)
     summary = run.summary()
     assert summary["steps"] == {"sft": 4, "rl": STEPS}
     assert run.steps() == list(range(1, STEPS + 1))
@@ -143,7 +156,7 @@ def test_a_trainer_killed_twice_goes_on_from_its_newest_checkpoint(start: Callab
     run = start(**{"spec.recipe.checkpoint.everySteps": EVERY})
     for step in (3, EVERY + 3):
         run.until(lambda: len(run.steps()) >= step, f"step {step}")  # noqa: B023 - asked at once
-        run.kill("trainer")
+        run.kill(TRAINER)
     summary = run.summary()
     samples = summary["samples"]
     assert samples["offeredAgain"] >= 2 * 3 * SAMPLES_PER_STEP
@@ -163,8 +176,46 @@ def test_a_lost_journal_is_made_good_from_the_trainers_cursor(start: Callable[..
     run = start()
     run.until(lambda: len(run.steps()) >= 3, "step 3")
     journal = run.root / "journal.sqlite"
-    run.kill("rollout.manager", before=lambda: [file.unlink() for file in run.root.glob(f"{journal.name}*")])
+    run.kill(MANAGER, before=lambda: [file.unlink() for file in run.root.glob(f"{journal.name}*")])
     summary = run.summary()
     assert summary["steps"] == {"sft": 4, "rl": STEPS}
     assert run.steps() == list(range(1, STEPS + 1))
     every_sample_ended_once(run.root, summary)
+
+
+@pytest.mark.slow
+def test_a_rollout_dies_while_weights_are_exchanged_and_another_joins(start: Callable[..., Run]) -> None:
+    steps = 8
+    changes = {"trainer.reservedEngine": "false", "recipe.algorithm.steps": steps, "rollout.weightExchange": "Always"}
+    changes |= {"rollout.replicas": 2, "rollout.maxReplicas": 2, "rollout.weightDeltas": "Always"}
+    changes |= {"recipe.algorithm.optimizer.learningRate": 1e-9}  # as sparse in float32 as a usual one in bfloat16
+    run = start(**{f"spec.{path}": value for path, value in changes.items()})
+    run.until(lambda: exchanged(run.root, 2), "both to have given and taken weights")
+    seen = newest_loaded(run.root)
+    # Stopped, it brings nothing of its share of the next version, and the other waits for it at first.
+    run.kill(ROLLOUT, before=lambda: run.until(lambda: newest_loaded(run.root) > seen, "an update without it"))
+    # Who joins while the trainer does not answer has everything from the one that is left.
+    run.pause(TRAINER, lambda: exchanged(run.root, 3), "one that joined")
+    summary = run.summary()
+    assert run.steps() == list(range(1, steps + 1))
+    every_sample_ended_once(run.root, summary)
+    assert [loss["replacedAfterSeconds"] is not None for loss in summary["losses"]] == [True]
+    assert '"form": "delta: the job wants them' in without_colours(run.root / "logs" / "trainer.log")
+
+
+def exchanged(root: Path, rollouts: int) -> bool:
+    logs = rollout_logs(root)
+    return len(logs) == rollouts and all(re.search(r"from_peers=[1-9]", log) for log in logs)
+
+
+def rollout_logs(root: Path) -> list[str]:
+    return [without_colours(file) for file in sorted((root / "logs").glob("rollout-*.log"))]
+
+
+def without_colours(log: Path) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", log.read_text())
+
+
+def newest_loaded(root: Path) -> int:
+    """By any rollout."""
+    return max(int(found) for log in rollout_logs(root) for found in re.findall(r"loaded .*version=(\d+)", log))

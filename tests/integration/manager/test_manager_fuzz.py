@@ -234,7 +234,8 @@ async def test_malformed_and_unauthenticated_frames_leave_memory_flat_and_the_wo
         text = await metrics(ends, folder / "keys")
         print(f"{rounds - 10} rounds of work beside the floods, memory grew by {grown / 1e6:.1f} MB")
         assert grown < GROWTH_BYTES
-        assert f'polyrl_handshakes_refused_total{{socket="agents"}} {WRONG_KEYS}' in text
+        # libzmq dials again by itself, so on a busy machine a stranger may be refused twice before he is gone.
+        assert count_of('polyrl_handshakes_refused_total{socket="agents"}', text) >= WRONG_KEYS
         assert count_of('polyrl_frames_dropped_total{kind="undecodable",socket="agents"}', text) > FRAMES // 4
         judging.cancel()
         await client.finish(True, "")

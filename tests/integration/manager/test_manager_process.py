@@ -23,7 +23,8 @@ from polyrl_operator.secret import write_run_keys
 from polyrl_trainer.client import RolloutClient
 
 DEADLINE_S = 60.0
-DESCRIPTORS = 128
+# Descriptors that the strangers may take.
+ROOM = 4
 JOB = {
     "apiVersion": "polyrl.dev/v1alpha1",
     "kind": "PolyRLJob",
@@ -87,16 +88,18 @@ async def test_it_ends_after_finish(run: Path, process: subprocess.Popen[bytes])
 async def test_strangers_that_take_every_descriptor_do_not_end_it(run: Path, process: subprocess.Popen[bytes]) -> None:
     """They dial and are silent until they are closed; meanwhile nothing can be accepted, HTTP included."""
     endpoints = wait_for(run / "run" / "manager.json")
-    # A small table is full soon; more than it has room for.
-    psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    agents, http = (urlsplit(endpoints.agents).port, urlsplit(endpoints.http).port)
+    # What it has open and a little more: full with the first who dial, however soon it closes the silent ones.
+    manager = psutil.Process(process.pid)
+    full = manager.num_fds() + ROOM
+    manager.rlimit(psutil.RLIMIT_NOFILE, (full, manager.rlimit(psutil.RLIMIT_NOFILE)[1]))
+    deadline = time.monotonic() + DEADLINE_S
     with ExitStack() as strangers:
-        for port in [agents] * 2 * DESCRIPTORS + [http] * 3:
-            strangers.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE_S))
-        deadline = time.monotonic() + DEADLINE_S
         while "no connection is accepted" not in (run / "log").read_text():
             assert time.monotonic() < deadline, (run / "log").read_text()
             assert process.poll() is None, (run / "log").read_text()
+            for endpoint in (endpoints.agents, endpoints.http):
+                address = ("127.0.0.1", urlsplit(endpoint).port)
+                strangers.enter_context(socket.create_connection(address, DEADLINE_S))
             await asyncio.sleep(0.02)
     async with RolloutClient.connect(run / "run/manager.json", run / "keys/trainer.key", 3) as client:
         await client.finish(True, "done")

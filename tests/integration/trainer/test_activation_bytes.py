@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import Qwen2Config
 
-from polyrl.memory.learner import kept_bytes
+from polyrl.manifest.recipe import ActivationCheckpointing, RecipeSpec
+from polyrl.memory.learner import activation_bytes, kept_bytes
 from polyrl.memory.sizes import ModelSizes
 from polyrl_trainer.backends.models.attention import Documents
-from polyrl_trainer.backends.models.blocks import compute_blocks_twice
+from polyrl_trainer.backends.models.blocks import checkpoint_blocks
 from polyrl_trainer.backends.models.model_factory import load_model
 from polyrl_trainer.backends.policy import hidden_states
 
@@ -24,11 +27,9 @@ SIZES = {
 }
 
 
-def kept(fields: dict[str, object], rows: int, dtype: str, *, twice: bool = False) -> int:
+def kept(fields: dict[str, object], rows: int, dtype: str) -> int:
     """Bytes of all storages that a forward pass of `rows` x WIDTH tokens keeps, the model's own left out."""
     model = load_model(fields, 0, dtype)  # type: ignore[arg-type]
-    if twice:
-        compute_blocks_twice(model)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     found: dict[int, int] = {}
     alive = []  # or an address would be taken twice
@@ -61,7 +62,34 @@ def test_the_formula_is_what_a_pass_keeps(name: str, dtype: str) -> None:
     assert per_token == pytest.approx(kept_bytes(sizes, dtype), rel=TOLERANCE)
 
 
-def test_layers_that_are_computed_twice_keep_their_input_alone() -> None:
-    fields = {"model_type": "qwen2", "vocab_size": 64, **SIZES["as Qwen2.5"]}
-    few, many = (kept({**fields, "num_hidden_layers": layers}, 1, "float32", twice=True) for layers in (2, 8))
-    assert many - few == 6 * WIDTH * 256 * 4
+def there_after(fields: dict[str, object], layers: int, rows: int, dtype: str, which: ActivationCheckpointing) -> int:
+    """Bytes of all tensors that are there after a forward pass, those that are kept beside the graph among them."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = load_model({**fields, "num_hidden_layers": layers}, 0, dtype)  # type: ignore[arg-type]
+        checkpoint_blocks(model, which)
+        positions = torch.arange(WIDTH).repeat(rows, 1)
+        documents, ids = Documents.of([WIDTH] * rows, torch.device("cpu")), torch.zeros(rows, WIDTH, dtype=torch.long)
+        tracker = MemTracker()
+        tracker.track_external(model)
+        with tracker, torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+            hidden = hidden_states(model, ids, positions, documents)
+            (snapshot,) = tracker.get_tracker_snapshot("current").values()
+    assert hidden.requires_grad
+    return int(snapshot["Total"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("which", [ActivationCheckpointing.SELECTIVE, ActivationCheckpointing.FULL])
+def test_layers_that_are_computed_twice_keep_what_is_planned(which: ActivationCheckpointing, dtype: str) -> None:
+    fields: dict[str, object] = {"model_type": "qwen2", "vocab_size": 64, **SIZES["as Qwen2.5"]}
+    (one, more), (wide, wider) = (
+        [there_after(fields, layers, rows, dtype, which) for layers in (2, 8)] for rows in (1, 2)
+    )
+    per_layer = (wider - wide - more + one) / WIDTH / 6
+    recipe = RecipeSpec.model_validate({"model": {"path": "m", "dtype": dtype}, "activationCheckpointing": which})
+    planned = [
+        activation_bytes(sizes, recipe) - kept_bytes(sizes, dtype) // sizes.layers
+        for sizes in (ModelSizes.of({**Qwen2Config().to_dict(), **fields, "num_hidden_layers": n}) for n in (2, 8))
+        if sizes is not None
+    ]
+    assert per_layer == pytest.approx((planned[1] - planned[0]) / 6, rel=TOLERANCE)

@@ -46,6 +46,7 @@ from polyrl_trainer.sample import Sample
 from polyrl_trainer.sample_log.log import SampleLog
 from polyrl_trainer.session import Session, run_beside
 from polyrl_trainer.state import TrainerState, TrainingStage
+from polyrl_trainer.testing.backend_conformance import exported
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.testing.inline_calls import InlineCalls
 from polyrl_trainer.testing.memory_publisher import MemoryPublisher
@@ -81,7 +82,7 @@ def critic_of(spec: RecipeSpec, backend: TorchBackend) -> Critic | None:
 
 def write_model(folder: Path, backend: TorchBackend, tensors: Any = None) -> Path:
     folder.mkdir(parents=True)
-    save_file(dict(tensors or backend.export_weights()), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(dict(tensors or exported(backend)), folder / "model.safetensors", metadata={"format": "pt"})
     for name, content in backend.serving_files().items():
         (folder / name).write_bytes(content)
     return folder

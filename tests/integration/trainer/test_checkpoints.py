@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
 
 import pytest
 
@@ -11,6 +12,8 @@ from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, latest, read_checkpoint
 from polyrl_trainer.state import TrainerState, TrainingStage
 
+WAIT_S = 30.0
+
 
 class Weights:
     """A backend that saves one file, or dies while it does."""
@@ -18,7 +21,15 @@ class Weights:
     def __init__(self, fail=False):
         self.fail = fail
 
-    def save(self, folder):
+    def save(self, folder, *, copied):
+        written = Future()
+        try:
+            written.set_result(self.write(folder))
+        except OSError as error:
+            written.set_exception(error)
+        return written
+
+    def write(self, folder):
         (folder / "model.safetensors").write_bytes(b"weights" * 1000)
         if self.fail:
             raise OSError("disk full")
@@ -42,14 +53,14 @@ def names(checkpoints):
 def test_state_survives_exactly(checkpoints):
     saved = state(3)
     saved.results.evaluations["base"] = {"exact_match": 0.25}
-    assert read_checkpoint(checkpoints.save(saved, Weights())) == saved
+    assert read_checkpoint(checkpoints.save(saved, Weights()).result(WAIT_S)) == saved
 
 
 def test_the_newest_and_the_stages_last_are_kept(checkpoints):
     for step in (1, 2, 3):
-        checkpoints.save(state(step, done=step == 3), Weights())
+        checkpoints.save(state(step, done=step == 3), Weights()).result(WAIT_S)
     for step in (1, 2, 3, 4):
-        checkpoints.save(state(step, TrainingStage.RL), Weights())
+        checkpoints.save(state(step, TrainingStage.RL), Weights()).result(WAIT_S)
     assert names(checkpoints) == ["sft-step-000003", "rl-step-000003", "rl-step-000004"]
     assert checkpoints.stage_final(TrainingStage.SFT).name == "sft-step-000003"
     assert checkpoints.stage_final(TrainingStage.RL) is None
@@ -63,7 +74,7 @@ def test_what_completes_a_model_is_sealed_with_it(tmp_path):
 
     checkpoints = Checkpoints(tmp_path, keep=2, complete_model=complete)
     checkpoints.start()
-    saved = checkpoints.save(state(3), Weights())
+    saved = checkpoints.save(state(3), Weights()).result(WAIT_S)
     (saved / "model" / "README.md").write_text("step 4")
     with pytest.raises(InvalidData, match=r"README.md: its content differs"):
         read_checkpoint(saved)
@@ -71,25 +82,25 @@ def test_what_completes_a_model_is_sealed_with_it(tmp_path):
 
 def test_who_starts_last_is_the_one_writer(checkpoints, tmp_path):
     """A machine that was frozen comes back, and with it a trainer that has a successor by now."""
-    checkpoints.save(state(1), Weights())
+    checkpoints.save(state(1), Weights()).result(WAIT_S)
     successor = Checkpoints(tmp_path, keep=2)
     successor.start()
     with pytest.raises(Superseded, match="another trainer writes here"):
-        checkpoints.save(state(2), Weights())
-    successor.save(state(3), Weights())
+        checkpoints.save(state(2), Weights()).result(WAIT_S)
+    successor.save(state(3), Weights()).result(WAIT_S)
     assert names(successor) == ["sft-step-000001", "sft-step-000003"]
     assert not list(checkpoints.folder.glob(".unfinished-*"))
 
 
 def test_a_save_that_a_successor_comes_into_leaves_nothing(checkpoints, tmp_path):
     class Slow(Weights):
-        def save(self, folder):
-            super().save(folder)
+        def write(self, folder):
+            super().write(folder)
             successor.start()
 
     successor = Checkpoints(tmp_path, keep=2)
     with pytest.raises(Superseded):
-        checkpoints.save(state(2), Slow())
+        checkpoints.save(state(2), Slow()).result(WAIT_S)
     assert names(successor) == []
     assert successor.newest() is None
 
@@ -97,19 +108,19 @@ def test_a_save_that_a_successor_comes_into_leaves_nothing(checkpoints, tmp_path
 @pytest.mark.parametrize("shift_s", [3600, -3600])
 def test_the_newest_is_the_last_that_was_saved_wherever_the_clock_was_set(checkpoints, shift_s):
     for step in (1, 2, 3):
-        saved = checkpoints.save(state(step, TrainingStage.RL), Weights())
+        saved = checkpoints.save(state(step, TrainingStage.RL), Weights()).result(WAIT_S)
         seal = saved / COMPLETE
         os.utime(seal, (seal.stat().st_atime, seal.stat().st_mtime - step * shift_s))
-    checkpoints.save(state(2, TrainingStage.RL), Weights())
+    checkpoints.save(state(2, TrainingStage.RL), Weights()).result(WAIT_S)
     assert names(checkpoints) == ["rl-step-000003", "rl-step-000002"]
     assert checkpoints.newest().name == "rl-step-000002"
     assert rl_steps_kept(RunFolder(checkpoints.folder.parent)) == 2
 
 
 def test_an_interrupted_save_leaves_the_older_one_and_is_swept_up(checkpoints):
-    checkpoints.save(state(1), Weights())
+    checkpoints.save(state(1), Weights()).result(WAIT_S)
     with pytest.raises(OSError, match="disk full"):
-        checkpoints.save(state(2), Weights(fail=True))
+        checkpoints.save(state(2), Weights(fail=True)).result(WAIT_S)
     assert names(checkpoints) == ["sft-step-000001"]
     assert len(list(checkpoints.folder.iterdir())) == 2
     checkpoints.start()
@@ -117,10 +128,39 @@ def test_an_interrupted_save_leaves_the_older_one_and_is_swept_up(checkpoints):
 
 
 def test_the_same_step_can_be_saved_again(checkpoints):
-    checkpoints.save(state(1), Weights())
-    path = checkpoints.save(state(1, done=True), Weights())
+    checkpoints.save(state(1), Weights()).result(WAIT_S)
+    path = checkpoints.save(state(1, done=True), Weights()).result(WAIT_S)
     assert read_checkpoint(path).stage_done
     assert [path.name for path in checkpoints.folder.iterdir()] == ["sft-step-000001"]
+
+
+def test_a_save_again_that_is_killed_between_the_two_names_leaves_the_first(checkpoints, monkeypatch):
+    """It was covered: the manager has forgotten what is in it."""
+    checkpoints.save(state(1), Weights()).result(WAIT_S)
+    rename = type(checkpoints.folder).rename
+    monkeypatch.setattr(
+        "pathlib.Path.rename", lambda path, to: kill() if path.name.startswith(".unf") else rename(path, to)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(state(1, done=True), Weights()).result(WAIT_S)
+    monkeypatch.undo()
+    assert names(checkpoints) == []
+    checkpoints.start()
+    assert not read_checkpoint(checkpoints.newest()).stage_done
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["sft-step-000001"]
+
+
+def test_a_checkpoint_that_is_removed_is_none_from_the_first_file_on(checkpoints, monkeypatch):
+    for step in (1, 2):
+        checkpoints.save(state(step), Weights()).result(WAIT_S)
+    monkeypatch.setattr("shutil.rmtree", lambda path, ignore_errors=False: None if ignore_errors else kill())
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(state(3), Weights()).result(WAIT_S)
+    assert names(checkpoints) == ["sft-step-000002", "sft-step-000003"]
+
+
+def kill():
+    raise KeyboardInterrupt
 
 
 def cut(path):
@@ -150,7 +190,7 @@ def flip(path):
     ],
 )
 def test_damage_is_named(checkpoints, damage, sentence):
-    path = checkpoints.save(state(1), Weights())
+    path = checkpoints.save(state(1), Weights()).result(WAIT_S)
     damage(path)
     with pytest.raises(InvalidData, match=sentence):
         read_checkpoint(path)
@@ -165,8 +205,8 @@ def test_foreign_folders_are_refused(tmp_path):
 
 @pytest.mark.parametrize("place", ["model", "model/weights.safetensors", ""], ids=["folder", "file", "checkpoint"])
 def test_a_final_that_holds_a_link_is_not_taken_along(checkpoints, tmp_path, place):
-    final = checkpoints.save(state(3, done=True), Weights())
-    source = checkpoints.save(state(1, TrainingStage.RL), Weights())
+    final = checkpoints.save(state(3, done=True), Weights()).result(WAIT_S)
+    source = checkpoints.save(state(1, TrainingStage.RL), Weights()).result(WAIT_S)
     linked, outside = final / place, tmp_path / "outside"
     linked.exists() or linked.touch()
     linked.rename(outside)
@@ -179,8 +219,8 @@ def test_a_final_that_holds_a_link_is_not_taken_along(checkpoints, tmp_path, pla
 
 
 def test_a_resumed_run_in_another_folder_takes_the_stages_finals_along(checkpoints, tmp_path):
-    checkpoints.save(state(3, done=True), Weights())
-    source = checkpoints.save(state(1, TrainingStage.RL), Weights())
+    checkpoints.save(state(3, done=True), Weights()).result(WAIT_S)
+    source = checkpoints.save(state(1, TrainingStage.RL), Weights()).result(WAIT_S)
     other = Checkpoints(tmp_path / "other", keep=2)
     other.start()
     other.adopt_finals(source)

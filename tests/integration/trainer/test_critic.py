@@ -95,7 +95,9 @@ def test_a_checkpoint_has_it_and_a_resume_goes_on_to_the_bit(tmp_path: Path, lor
         with first._critic(MODEL.source) as critic:
             assert critic is not None
             await taught(critic, spec.algorithm, 3)
-            saved = first.session.checkpoints.save(first.session.state, critic.backend, first.session.critic)
+            saved = first.session.checkpoints.save(first.session.state, critic.backend, first.session.critic).result(
+                WAIT_SECONDS
+            )
             await taught(critic, spec.algorithm, 1)
             wanted = await critic.with_values(SAMPLES)
         assert first.session.critic is None
@@ -188,7 +190,7 @@ def test_on_one_trunk_a_resume_goes_on_to_the_bit(tmp_path: Path, lora: dict[str
     update(first, algorithm)
     folder = tmp_path / "model"
     folder.mkdir()
-    first.save(folder)
+    first.save(folder).result(WAIT_SECONDS)
     names = load_file(folder / "model.safetensors").keys()
     assert "score.weight" not in names, "a language model as any other"
     if lora:

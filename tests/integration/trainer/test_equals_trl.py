@@ -30,13 +30,13 @@ from polyrl_trainer.sample import Sample
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "learner"))
 
-from peer_process import LIMIT, SPECIAL, WAIT_S, Bench, PeerProcess, Shape, peers, sample, samples_of
+from peer_process import LIMIT, SPECIAL, WAIT_S, Bench, PeerProcess, Shape, draw_batch, peers, sample, samples_of
 
 pytestmark = pytest.mark.trl
 
 TOLERANCE = 1e-5
 """Relative, and absolute below 1: float32 sums in another order."""
-FIELDS = {
+FIELDS: dict[str, Any] = {
     "model_type": "qwen2", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1,
 }  # fmt: skip
@@ -45,7 +45,8 @@ NO_DUAL_CLIP = 1e6
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    made = Bench(tmp_path_factory.mktemp("bench"), FIELDS, Shape(16, 8, median=24), EngineConfig(device="cpu"))
+    batch = draw_batch(Shape(16, 8, median=24), FIELDS["vocab_size"])
+    made = Bench(tmp_path_factory.mktemp("bench"), FIELDS, batch, EngineConfig(device="cpu"))
     made.prepare()
     return made
 

@@ -57,13 +57,13 @@ def test_three_ranks_go_on_where_two_were(tmp_path: Path) -> None:
         first = learner(two)
         for step in range(3):
             take_step(first, [draw_samples(step, 9)])
-        first.save(folders[0])
+        first.save(folders[0]).result(WAIT_SECONDS)
         weights, wanted = exported(first), take_step(first, [draw_samples(7, 9)])
     with group(3) as three:
         second = learner(three)
         second.load(folders[0])
         assert_weights_equal(exported(second), weights, "from two ranks to three")
-        second.save(folders[1])
+        second.save(folders[1]).result(WAIT_SECONDS)
         found = take_step(second, [draw_samples(7, 9)])
     assert found == pytest.approx(wanted, abs=1e-5)
     moments = [load_file(folder / "optimizer.safetensors") for folder in folders]
@@ -97,11 +97,11 @@ def test_a_full_disk_of_a_follower_fails_the_save_everywhere_and_the_group_lives
         resource.prlimit(follower.pid, resource.RLIMIT_FSIZE, (1024, limits[1]))
         (tmp_path / "full").mkdir()
         with pytest.raises((RunFailed, OSError)) as failed:
-            backend.save(tmp_path / "full")
+            backend.save(tmp_path / "full").result(WAIT_SECONDS)
         print(failed.value)
         resource.prlimit(follower.pid, resource.RLIMIT_FSIZE, limits)
         (tmp_path / "room").mkdir()
-        backend.save(tmp_path / "room")
+        backend.save(tmp_path / "room").result(WAIT_SECONDS)
         before = exported(backend)
         backend.load(tmp_path / "room")
         assert_weights_equal(exported(backend), before, "saved after there was room")

@@ -18,10 +18,12 @@ from polyrl.errors import RunFailed
 from polyrl.manifest.data import EvaluationSpec
 from polyrl.manifest.parts.user_code import EnvironmentSpec
 from polyrl.manifest.recipe import LoggingSpec, RecipeSpec, SampleLogSpec
+from polyrl.manifest.spec import ReservedSleep
 from polyrl.sample import DiscardReason, Finish, Purpose
 from polyrl.sample_record import SAMPLES, Chosen, parse_records
 from polyrl.wire import unpack_ids
 from polyrl_trainer.backend import StepResult
+from polyrl_trainer.backends.weight_stream import write_stream
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import prepare_prompts
@@ -29,6 +31,7 @@ from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
 from polyrl_trainer.environments import CalculatorEnvironment
 from polyrl_trainer.generation.runner import UserCodeRunner
+from polyrl_trainer.generation.shared_devices import SharedDevices
 from polyrl_trainer.generation.supply import GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.rl_loop import RlParts, run_rl_training
@@ -89,15 +92,19 @@ class CountingBackend:
         self.pending = 0
         return done(None)
 
-    def export_weights(self):
-        return iter([("w", torch.zeros(1))])
+    def export_weights(self, room):
+        return write_stream({"w": torch.zeros(1)}, room)
 
     def serving_files(self):
         return {}
 
-    def save(self, folder):
+    def save(self, folder, *, copied):
         assert self.pending == 0
         (folder / "steps.json").write_text(json.dumps(len(self.steps)))
+        return done(None)
+
+    def state_bytes(self):
+        return 8
 
     def load(self, folder):
         self.steps = [0] * json.loads((folder / "steps.json").read_text())
@@ -202,6 +209,7 @@ class Run:
             async with asyncio.timeout(60):
                 return await run_beside(work, self.host.run(), self.parts.supply.run(), self.parts.versions.run())
         finally:
+            await self.session.close_saves()
             self.session.end(self.session.checkpoints.folder.parent, "done")
 
     async def train(self, spec):
@@ -252,6 +260,33 @@ def test_mini_batches_are_exact_whatever_arrives_when(
     assert sorted(rollouts.groups_acknowledged) == sorted(groups), "acknowledged are exactly those that were trained"
     assert {group.id for group in rollouts.submitted} == groups | set(rollouts.discarded)
     assert not groups & set(rollouts.discarded)
+
+
+@pytest.mark.parametrize("sleep", [ReservedSleep.ALWAYS, ReservedSleep.NEVER])
+async def test_batches_to_learn_come_when_engines_sleep_where_there_is_no_room_for_both(tmp_path, sleep):
+    spec, rollouts = recipe(), FakeRollouts(echo)
+    run = Run.make(tmp_path, rollouts, spec)
+    run.parts = replace(run.parts, devices=SharedDevices(sleep, lambda: None))
+    assert await run.train(spec)
+    assert set(rollouts.alone) == {sleep is ReservedSleep.ALWAYS}
+
+
+@pytest.mark.parametrize("sleep", [ReservedSleep.ALWAYS, ReservedSleep.NEVER])
+async def test_the_last_answer_of_an_evaluation_comes_when_engines_sleep_if_rows_of_a_file_are_learned_next(
+    tmp_path, sleep
+):
+    spec, rollouts = recipe().model_copy(update={"evaluation": EvaluationSpec(every_steps=2)}), FakeRollouts(echo)
+    run = Run.make(tmp_path, rollouts, spec)
+    evaluator, versions = run.parts.evaluator, run.parts.versions
+
+    async def before_sft():
+        await versions.ensure_published(run.backend)
+        return await evaluator.evaluate(0, learns_on=SharedDevices(sleep, lambda: None))
+
+    metrics = await run.beside(before_sft())
+    assert metrics["eval/scored"] == 5
+    asleep = [at for at, alone in enumerate(rollouts.alone) if alone]
+    assert asleep == ([len(rollouts.alone) - 1] if sleep is ReservedSleep.ALWAYS else [])
 
 
 async def test_versions_follow_the_steps(tmp_path):

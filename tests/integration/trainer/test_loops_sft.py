@@ -67,7 +67,7 @@ class Learner:
         return [json.loads(line) for line in self.metrics.read_text().splitlines()]
 
 
-async def sft(folder, resume=None, stop_after=None):
+async def sft(folder, resume=None, stop_after=None, stop_after_step=None):
     learner = Learner(folder, TrainingStage.SFT, resume)
     data = DataBuffer([prepare_conversations(copying_rows(50), TOKENIZER, 60)], [1.0], seed=5)
     if stop_after is not None:
@@ -79,9 +79,15 @@ async def sft(folder, resume=None, stop_after=None):
                 learner.session.stop.set()
 
         learner.session.report = report_and_stop
-    done = await run_sft_training(learner.backend, data, SFT, session=learner.session, after_step=learner.after_step)
+
+    async def after_step():
+        await learner.after_step()
+        if learner.session.state.step == stop_after_step:
+            learner.session.ask_to_stop()
+
+    done = await run_sft_training(learner.backend, data, SFT, session=learner.session, after_step=after_step)
     learner.close()
-    assert done == (stop_after is None)
+    assert done == (stop_after is None and stop_after_step is None)
     return learner
 
 
@@ -98,6 +104,13 @@ async def test_interrupted_sft_ends_bit_identical(tmp_path, stop_after):
     losses = [[line["sft/loss"] for line in learner.lines()] for learner in (whole, resumed)]
     assert losses[0] == losses[1]
     assert resumed.session.state.cursors == whole.session.state.cursors
+
+
+async def test_a_run_that_is_asked_to_stop_after_a_step_has_it_saved(tmp_path):
+    """As in the middle of an evaluation, which comes after a step's own save."""
+    learner = await sft(tmp_path, stop_after_step=4)
+    assert learner.session.state.step == 4
+    assert learner.checkpoints.newest().name == "sft-step-000004"
 
 
 async def test_sft_learns_and_says_so(tmp_path):
@@ -143,6 +156,8 @@ async def test_offline_rl_raises_the_probability_of_what_was_rewarded(tmp_path, 
     assert sum(float(row.sum()) for row in after) > sum(float(row.sum()) for row in before) + 1
     assert learner.session.state.results.optimizer_steps == 2 * STEPS * epochs
     assert {"reward/mean", "actor/pg_loss"} <= set(learner.lines()[0])
+    in_reward = kl_coefficient and kl_place == "reward"
+    assert ("actor/reward_kl_penalty" in learner.lines()[0]) == bool(in_reward)
     assert {line["rollout/zero_std"] for line in learner.lines()} == {0.25}, (
         "one group of four, whatever its mini-batch"
     )

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from polyrl.errors import InvalidData, InvalidManifest
-from polyrl.manifest.recipe import RecipeSpec
+from polyrl.manifest.job import JobSpec
 from polyrl.wire.checks import CheckFault
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.backends.configs import AdapterConfig, CheckpointConfig, EngineConfig, ModelConfig
@@ -55,7 +55,7 @@ def trained(steps: int = 2, model: ModelConfig = ADAPTED) -> TorchBackend:
 
 def saved(backend: TorchBackend, folder: Path) -> Path:
     folder.mkdir()
-    backend.save(folder)
+    backend.save(folder).result(WAIT_SECONDS)
     return folder
 
 
@@ -186,9 +186,10 @@ def test_named_targets_get_adapters_and_no_other() -> None:
 def test_validate_names_a_target_that_a_models_folder_lacks(tmp_path: Path) -> None:
     saved(make(MODEL), tmp_path / "model")
     model = {"path": "model", "lora": {"targetModules": ["v_proj", "qkv_proj"]}}
-    (fault,) = [
-        one for one in check_model(RecipeSpec.model_validate({"model": model}), tmp_path) if isinstance(one, CheckFault)
-    ]
+    spec = JobSpec.model_validate({"recipe": {"model": model}, "trainer": {"processesPerPod": 3, "contextParallel": 3}})
+    spread, fault = (one for one in check_model(spec, tmp_path) if isinstance(one, CheckFault))
+    assert spread.field == ("spec", "trainer", "contextParallel")
+    assert spread.sentence == "3 does not divide the model's 4 attention heads; set one of 1, 2, 4"
     assert ".".join(map(str, fault.field)) == "spec.recipe.model.lora.targetModules"
     assert fault.sentence.startswith("the model has no linear layer qkv_proj, only ")
 

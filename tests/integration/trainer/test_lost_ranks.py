@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from polyrl.errors import GroupLost
 from polyrl_trainer.backends.configs import EngineConfig
-from polyrl_trainer.backends.fsdp import start
+from polyrl_trainer.backends.fsdp import rank_model, sharding, start
 from polyrl_trainer.backends.fsdp.start import LearnerGroup
 from polyrl_trainer.losses import sft_loss
-from polyrl_trainer.testing.backend_conformance import MODEL, OPTIMIZER, draw_samples, take_step
+from polyrl_trainer.testing.backend_conformance import MODEL, OPTIMIZER, draw_samples, exported, take_step
 
 WAIT_SECONDS = 120.0
 SILENT_S = 4.0
@@ -27,7 +31,7 @@ BOUND_S = 40.0
 @pytest.fixture
 def learning(monkeypatch: pytest.MonkeyPatch) -> Iterator[LearnerGroup]:
     """Two ranks in the middle of their work; the timer that ends a leader which cannot end itself is left out."""
-    monkeypatch.setattr(start, "_leave_in", lambda seconds: None)
+    monkeypatch.setattr(start, "_leave_in", lambda seconds, code: None)
     group = LearnerGroup(2, "cpu", threads=1, wait_seconds=WAIT_SECONDS, silent_s=SILENT_S)
     try:
         yield group
@@ -46,7 +50,7 @@ def learning(monkeypatch: pytest.MonkeyPatch) -> Iterator[LearnerGroup]:
 def test_a_lost_rank_ends_the_group_in_time(learning: LearnerGroup, number: signal.Signals, sentence: str) -> None:
     backend = learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
     take_step(backend, [draw_samples(0, 8)])
-    (follower,) = [one for one in psutil.Process().children() if "polyrl_trainer.backends.fsdp" in one.cmdline()]
+    follower = _follower()
 
     async def lose() -> None:
         watching = asyncio.ensure_future(learning.watch())
@@ -65,3 +69,88 @@ def test_a_lost_rank_ends_the_group_in_time(learning: LearnerGroup, number: sign
     follower.wait(BOUND_S)
     with pytest.raises(GroupLost):
         backend.log_probs(draw_samples(0, 1)).result(WAIT_SECONDS)
+
+
+def test_a_rank_killed_in_a_publication_ends_the_group(learning: LearnerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the command to write its rows and the word of all that they did."""
+    backend = learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
+    follower, export = _follower(), rank_model.export_rows
+
+    def kill_and_export(*given: Any) -> None:
+        ended = os.pidfd_open(follower.pid)
+        follower.kill()
+        # Not `wait`: how it ended is for its parent's code to see.
+        assert select.select([ended], [], [], BOUND_S)[0]
+        os.close(ended)
+        export(*given)
+
+    monkeypatch.setattr(rank_model, "export_rows", kill_and_export)
+    with pytest.raises(GroupLost, match=r"rank 1 of the learner's 2 was ended by SIGKILL"):
+        exported(backend)
+
+
+def test_a_rank_killed_before_all_have_met_ends_the_group(learning: LearnerGroup) -> None:
+    """The others would await it for half an hour."""
+    _follower().kill()
+    began = time.monotonic()
+    with pytest.raises(GroupLost, match=r"rank 1 of the learner's 2 was ended by SIGKILL"):
+        learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
+    assert time.monotonic() - began < BOUND_S
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (signal.SIGKILL, "rank 1 of the learner's 2 was ended by SIGKILL"),
+        (signal.SIGSTOP, f"rank 1 of the learner was silent for {SILENT_S:g} s"),
+    ],
+    ids=["killed", "frozen"],
+)
+def test_a_rank_lost_while_the_model_is_loaded_ends_the_group_in_time(
+    learning: LearnerGroup, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, sentence: str
+) -> None:
+    """The thread that would notice waits for the model itself."""
+    cut = sharding.shard
+
+    def lose_and_shard(*given: Any, **more: Any) -> Any:
+        follower.send_signal(number)
+        return cut(*given, **more)
+
+    follower = _follower()
+    monkeypatch.setattr(sharding, "shard", lose_and_shard)
+    began = time.monotonic()
+    with pytest.raises(GroupLost, match=sentence):
+        learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
+    assert time.monotonic() - began < BOUND_S
+    follower.wait(BOUND_S)
+
+
+def test_a_rank_that_dies_once_all_is_done_fails_nothing() -> None:
+    """A run that had saved its last step ended with an error: its second rank was killed before it was let go."""
+    group = LearnerGroup(2, "cpu", threads=1, wait_seconds=WAIT_SECONDS, silent_s=SILENT_S)
+    backend = group.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
+    take_step(backend, [draw_samples(0, 8)])
+    follower = _follower()
+    follower.kill()
+    follower.wait(BOUND_S)
+    group.close()
+
+
+def test_a_group_that_is_over_reads_nothing_that_others_have_opened_since() -> None:
+    """Its store's end, whenever the collector comes to it, read /dev/zero for ever under the number that was closed."""
+    group = LearnerGroup(1, "cpu", threads=1, wait_seconds=WAIT_SECONDS, silent_s=SILENT_S)
+    backend = group.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
+    take_step(backend, [draw_samples(0, 8)])
+    meetings = _meetings()
+    group.close()
+    assert _meetings() == meetings
+
+
+def _meetings() -> int:
+    numbers = Path("/proc/self/fd").iterdir()
+    return sum("polyrl-ranks" in str(number.readlink()) for number in numbers if number.is_symlink())
+
+
+def _follower() -> psutil.Process:
+    (found,) = [one for one in psutil.Process().children() if "polyrl_trainer.backends.fsdp" in one.cmdline()]
+    return found

@@ -141,3 +141,42 @@ def test_a_hub_that_does_not_answer_is_named(tmp_path: Path) -> None:
     code, answer = find(tmp_path, "http://127.0.0.1:9")
     assert (code, answer.count("\n")) == (2, 0), answer
     assert "http://127.0.0.1:9 does not answer" in answer
+
+
+def fetch(place: Path, endpoint: str, path: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As the init container of a trainer's pod."""
+    recipe = {"mode": "sft", "model": {"path": path}, "data": {"sft": [{"path": "x.jsonl"}]}, "sft": {"steps": 1}}
+    job = {
+        "apiVersion": "polyrl.dev/v1alpha1",
+        "kind": "PolyRLJob",
+        "metadata": {"name": "j"},
+        "spec": {"recipe": recipe},
+    }
+    (place / "job.json").write_text(json.dumps(job))
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(place / "cache"), "HF_HUB_DISABLE_XET": "1", **environment}
+    argv = [sys.executable, "-m", "polyrl_trainer.fetch", "--job", str(place / "job.json")]
+    argv += ["--manifest-dir", str(place)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
+
+
+@pytest.mark.slow
+def test_what_was_fetched_for_a_pod_is_all_that_its_trainer_asks_for(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    """Whose credentials it does not have."""
+    fetched = {"POLYRL_FETCHED": str(tmp_path / "cache")}
+    done = fetch(tmp_path, endpoint(hub), f"hf://ada/tiny@{COMMIT}", **fetched)
+    assert done.returncode == 0, done.stderr
+    assert '"event": "fetched"' in done.stderr
+    asked = len(Hub.asked)
+    code, folder = find(tmp_path, endpoint(hub), f"hf://ada/tiny@{COMMIT}", **fetched)
+    assert code == 0, folder
+    assert (Path(folder) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert len(Hub.asked) == asked
+    code, words = find(tmp_path, endpoint(hub), "hf://ada/other", **fetched)
+    assert (code, words) == (
+        2,
+        f"recipe.model.path: hf://ada/other was not fetched into {tmp_path / 'cache'} before the run",
+    )
+    refused = fetch(tmp_path, endpoint(hub), "hf://ada/none", **fetched)
+    assert refused.returncode == 75, "a Secret may be mended"
+    assert refused.stderr.strip().endswith("has no such model, or none that you may see (HF_TOKEN)")

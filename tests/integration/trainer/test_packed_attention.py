@@ -13,7 +13,7 @@ from polyrl_trainer.backends.models.model_factory import DENSE_ATTENTION, load_m
 from polyrl_trainer.backends.policy import hidden_states
 from polyrl_trainer.testing.backend_conformance import MODEL, VOCABULARY
 
-LENGTHS = [5, 1, 9, 17, 3, 8, 16]
+LENGTHS = [17, 9, 9, 9, 5, 1, 1, 3, 8, 16]
 EXACT = 2e-5
 WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,9 +19,10 @@ import pytest
 from polyrl.manifest.recipe import MlflowSpec, WandbSpec
 from polyrl.sample import Finish, Purpose
 from polyrl.sample_record import SampleRecord
+from polyrl_cli.local.ownership import take_over
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_operator.secret import write_run_keys
-from polyrl_trainer.metrics import MetricsLogger
+from polyrl_trainer.metrics import EARLIER_ROWS, MetricsLogger
 from polyrl_trainer.session import RESULT
 from polyrl_trainer.sinks import delivery
 from polyrl_trainer.sinks.delivery import Delivery, SinkReport
@@ -40,7 +42,8 @@ RECORD = SampleRecord(
 class MemorySink:
     id = "run-1"
 
-    def __init__(self, fails: int = 0, blocks: threading.Event | None = None) -> None:
+    def __init__(self, fails: int = 0, blocks: threading.Event | None = None, settles_s: float = 0.0) -> None:
+        self.settles_s = settles_s
         self.entries: list[Entry] = []
         self.outcome = ""
         self._fails, self._blocks = fails, blocks
@@ -137,6 +140,37 @@ def test_a_step_that_was_lost_is_sent_when_it_is_trained_again(tmp_path: Path) -
     assert [entry.step for entry in again.entries] == [1, 4]
 
 
+def test_rows_that_a_killed_process_had_just_sent_are_sent_again(tmp_path: Path) -> None:
+    """W&B writes what it was given a second later, so what `write` took may be gone."""
+    killed, second = MemorySink(settles_s=DEADLINE_S), MemorySink()
+    metrics = logger(tmp_path, killed)
+    metrics.log("sft", 1, {"loss": 1.0})
+    metrics.log("eval", 1, {"eval/reward": 0.1})
+    metrics.log("eval", 0, {"eval/reward": 0.2}, before=1)
+    metrics.log("rl", 1, {"loss": 2.0}, before=1)
+    metrics.log("eval", 1, {"eval/reward": 0.3}, before=1)
+    finished(metrics, "")  # as a kill does, it leaves the sink's run open
+    assert len(killed.entries) == 5
+    metrics = logger(tmp_path, second)
+    metrics.log("rl", 2, {"loss": 1.0}, before=1)
+    finished(metrics)
+    assert second.entries[:5] == killed.entries
+    assert [(entry.phase, entry.step) for entry in second.entries[5:]] == [("rl", 3)]
+    third = MemorySink()
+    finished(logger(tmp_path, third))
+    assert not third.entries, "an end that the sink has taken settles all"
+
+
+def test_a_sink_that_is_new_in_a_resumed_run_gets_what_it_can_hold_and_loses_nothing(tmp_path: Path) -> None:
+    metrics, sink = MetricsLogger(tmp_path), MemorySink()
+    for step in range(1, delivery.QUEUE_ENTRIES + 100):
+        metrics.log("rl", step, {"loss": 1.0})
+    metrics.close("stopped")
+    report = finished(logger(tmp_path, sink))
+    assert (report.written, report.lost) == (EARLIER_ROWS, 0)
+    assert sink.entries[-1].step == delivery.QUEUE_ENTRIES + 99
+
+
 class SpeechlessError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -181,11 +215,14 @@ def test_a_store_of_files_takes_odd_names_and_no_point_twice(tmp_path: Path, mon
 
 
 def test_wandb_has_the_texts_of_a_step_as_a_table(tmp_path: Path) -> None:
+    import wandb
+
     sink = WandbSink(WandbSpec(mode="offline"), SinkRun(job="job", name="run", folder=tmp_path, settings={}), "")
     metrics = MetricsLogger(tmp_path, [Delivery("memory", lambda known: sink, tmp_path / "sinks")])
     metrics.log("rl", 1, {"loss": 1.0})
     metrics.log_samples([RECORD])
-    assert finished(metrics).lost == 0
+    assert finished(metrics) == SinkReport(2, 0)
+    wandb.teardown()  # its writer is a process of its own, and may still write when `finish` is over
     records = [record for file in tmp_path.glob("wandb/offline-run-*/run-*.wandb") for record in wandb_records(file)]
     items = [item for record in records if record.HasField("history") for item in record.history.item]
     table = {item.nested_key[1]: json.loads(item.value_json) for item in items if item.nested_key[0] == "samples/train"}
@@ -195,6 +232,45 @@ def test_wandb_has_the_texts_of_a_step_as_a_table(tmp_path: Path) -> None:
     row = dict(zip(written["columns"], written["data"][0], strict=True))
     assert (row["prompt"], row["response"], row["reward"], row["step"]) == ("1+1=", "2", 0.5, 1)
     assert (row["metrics"], row["finish"], row["versions"]) == ('{"length": 3.0}', "stop", "0, 1")
+
+
+KILLED = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from polyrl.manifest.recipe import WandbSpec
+from polyrl_trainer.metrics import MetricsLogger
+from polyrl_trainer.sinks.delivery import Delivery
+from polyrl_trainer.sinks.port import SinkRun
+from polyrl_trainer.sinks.wandb import WandbSink
+folder = Path(sys.argv[1])
+run = SinkRun(folder, "job", name="run", settings={})
+sink = Delivery("wandb", lambda known: WandbSink(WandbSpec(mode="offline"), run, known), folder / "sinks")
+metrics = MetricsLogger(folder, [sink])
+for step in map(int, sys.argv[2].split()):
+    metrics.log("rl", step, {"loss": 1.0})
+while sink._written < len(sys.argv[2].split()):
+    pass
+if sys.argv[3] == "killed":
+    (writer,) = subprocess.check_output(["pgrep", "-f", f"wandb-core .*--pid {os.getpid()}"]).split()
+    os.kill(int(writer), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+metrics.close("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_wandb_run_whose_processes_were_all_killed_goes_on_as_one_and_whole(tmp_path: Path) -> None:
+    first = subprocess.run([sys.executable, "-c", KILLED, tmp_path, "1 2 3", "killed"], timeout=DEADLINE_S, check=False)
+    assert first.returncode == -signal.SIGKILL
+    take_over(tmp_path)  # as the command that resumes it does
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path, "4 5", "ended"], timeout=DEADLINE_S, check=True)
+    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len({file.name for file in files}) == 1
+    rows = [record.history.item for file in files for record in wandb_records(file) if record.HasField("history")]
+    steps = [
+        json.loads(item.value_json) for row in rows for item in row if "global_step" in (item.key, *item.nested_key)
+    ]
+    assert sorted(set(steps)) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from polyrl.errors import InvalidData, RunFailed
+from polyrl.errors import InvalidData, InvalidManifest, RunFailed
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
+from polyrl.manifest.recipe import ActivationCheckpointing
 from polyrl_trainer.backend import LossInputs, StepResult
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
+from polyrl_trainer.backends.models.blocks import decoder_blocks
 from polyrl_trainer.backends.policy import ReferencePolicy
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.backends.updates import MAX_SKIPPED_IN_A_ROW
@@ -57,7 +59,7 @@ def checkpoint(tmp_path: Path, backend: TorchBackend) -> Path:
     take_step(backend, [draw_samples(5, 6)])
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    backend.save(folder)
+    backend.save(folder).result(WAIT_SECONDS)
     return folder
 
 
@@ -74,11 +76,33 @@ def test_two_threads_give_the_same_step_as_one(backend: TorchBackend) -> None:
     assert_weights_close(exported(other), exported(backend), "two threads")
 
 
-def test_layers_that_are_computed_twice_give_the_same_step(backend: TorchBackend) -> None:
+@pytest.mark.parametrize("which", [ActivationCheckpointing.SELECTIVE, ActivationCheckpointing.FULL])
+def test_layers_that_are_computed_twice_give_the_same_step(
+    backend: TorchBackend, which: ActivationCheckpointing
+) -> None:
     samples = draw_samples(1, 24)
-    other = make(engine=replace(ENGINE, gradient_checkpointing=True))
+    other = make(engine=replace(ENGINE, activation_checkpointing=which))
     assert take_step(other, [samples]) == take_step(backend, [samples])
     assert_weights_equal(exported(other), exported(backend), "layers computed twice")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it traces
+def test_compiled_layers_give_the_same_step(backend: TorchBackend) -> None:
+    # Traced whole, forward and backward, without the kernels that a GPU would have made.
+    other, samples = make(engine=replace(ENGINE, compile_by="aot_eager")), draw_samples(1, 24)
+    np.testing.assert_allclose(take_step(other, [samples]), take_step(backend, [samples]), rtol=1e-5)
+    assert_weights_close(exported(other), exported(backend), "layers compiled")
+    layers = decoder_blocks(other._policy.model)
+    assert layers
+    assert all(one._compiled_call_impl is not None for one in layers)
+
+
+def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(
+        InvalidManifest, match=r"recipe\.compile: needs a compiler here, one of g\+\+, clang\+\+; install"
+    ):
+        make(engine=replace(ENGINE, compile_by="inductor"))
 
 
 @pytest.mark.parametrize("room", [1, 1000])
@@ -225,7 +249,7 @@ def test_bfloat16_serves_halves_and_trains_full_weights(tmp_path: Path) -> None:
     before = exported(backend)
     assert {tensor.dtype for tensor in before.values()} == {torch.bfloat16}
     take_step(backend, [draw_samples(0, 8)])
-    backend.save(tmp_path)
+    backend.save(tmp_path).result(WAIT_SECONDS)
     other = make(replace(MODEL, dtype="bfloat16"))
     untouched = other.log_probs(draw_samples(0, 8)).result(WAIT_SECONDS)
     other.load(tmp_path)

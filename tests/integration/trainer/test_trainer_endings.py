@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from polyrl.errors import DeadlineExceeded, InvalidCode, PolyRLError, ProtocolError, RunFailed, Superseded
+from polyrl.errors import (
+    DeadlineExceeded,
+    GroupLeft,
+    GroupLost,
+    InvalidCode,
+    PolyRLError,
+    ProtocolError,
+    RunFailed,
+    Superseded,
+)
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_operator.secret import write_run_keys
@@ -74,9 +83,41 @@ def test_a_pod_leaves_at_once_when_it_is_asked_to_while_it_waits(folder: Path) -
         (ProtocolError("nonsense"), 1, 1),
         (DeadlineExceeded("a batch", "the manager", 600.0), 1, TEMPORARY_EXIT),
         (Superseded("another trainer has come"), 1, HANDED_OVER_EXIT),
+        (GroupLost("rank 1 was ended"), TEMPORARY_EXIT, TEMPORARY_EXIT),
+        (GroupLeft("pod 1 is gone"), HANDED_OVER_EXIT, HANDED_OVER_EXIT),
     ],
-    ids=["invalid code", "run failed", "protocol error", "deadline", "superseded"],
+    ids=["invalid code", "run failed", "protocol error", "deadline", "superseded", "a rank lost", "a pod gone"],
 )
 def test_what_an_ending_says(error: PolyRLError, local: int, in_a_pod: int) -> None:
     assert exit_code_of(error, hand_over=False) == local
     assert exit_code_of(error, hand_over=True) == in_a_pod
+
+
+PROCESS = """
+import atexit, sys
+from polyrl.interpreter import PromptExit
+
+class Object:
+    def __del__(self):
+        print("taken apart")
+
+leaving = PromptExit()
+one = Object()
+atexit.register(print, "exit handler", end="")
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "printed"),
+    [
+        ("leaving.set_code(3); sys.exit(3)", 3, "exit handler"),
+        ("leaving.set_code(0)", 0, "exit handler"),
+        ("raise ValueError", 1, "exit handlertaken apart\n"),
+        ("sys.stdout.close(); leaving.set_code(4)", 4, ""),
+    ],
+    ids=["with-a-code", "with-success", "unforeseen", "with-its-output-closed"],
+)
+def test_exit_handlers_are_called_and_nothing_is_taken_apart(end: str, code: int, printed: str) -> None:
+    argv = [sys.executable, "-I", "-c", f"{PROCESS}\n{end}"]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (ended.returncode, ended.stdout) == (code, printed), ended.stderr

@@ -40,6 +40,10 @@ import asyncio, ctypes, os, resource, signal, subprocess, sys, time
 class Late(BaseException):
     pass
 
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
 def ring(*_):
     raise Late("rung")
 
@@ -93,6 +97,8 @@ def rest(sample):
         sys.exit(4)
     if sample.response == "raise":
         raise KeyError("answer")
+    if sample.response == "mute":
+        raise Mute
     return os.getpid()
 
 def dispatch(sample):
@@ -236,9 +242,10 @@ def has_ended(pid: int) -> bool:
         ({"do": "hog"}, "MemoryError"),
         ({"do": "rest", "response": "exit"}, "SystemExit: 4"),
         ({"do": "rest", "response": "raise"}, "KeyError: 'answer'"),
+        ({"do": "rest", "response": "mute"}, "Mute"),
         ({"do": "rest", "response": "die"}, "its worker ended (exit 3), 2 times"),
     ],
-    ids=["hog", "exit", "raise", "die"],
+    ids=["hog", "exit", "raise", "mute", "die"],
 )
 def test_what_fails_is_a_typed_discard_that_names_the_users_line(
     row: dict[str, str], detail: str, warm: WorkerPool, runner: asyncio.Runner

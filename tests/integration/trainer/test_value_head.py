@@ -46,7 +46,7 @@ def squares(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, float]]:
 
 def saved(backend: TorchBackend, folder: Path) -> Path:
     folder.mkdir()
-    backend.save(folder)
+    backend.save(folder).result(WAIT_S)
     return folder
 
 

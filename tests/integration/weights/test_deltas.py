@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 
 from polyrl.weights import decode_manifest, encode_manifest, manifest_hash, receipt_of
-from polyrl.wire import GetChunk
+from polyrl.wire import GetChunk, GetLent
 from polyrl_rollout.weights.puller import Puller
 from polyrl_rollout.weights.staging import Staged, Staging
 from polyrl_rollout.weights.transfer import PullFailed
 from polyrl_trainer.weights.publisher import WeightPublisher
-from tests.integration.weights.conftest import FILES, Keys
+from tests.integration.weights.conftest import FILES, Keys, complete
 from tests.integration.weights.test_weight_plane_faults import Liar, body_of, held
 
 Tensors = dict[str, torch.Tensor]
@@ -153,7 +153,7 @@ async def test_a_false_delta_is_dropped_and_the_served_version_stays(
         with lie(body, turned) as liar, pytest.raises(PullFailed, match=why):
             await puller.pull(liar.announce(1), served)
         assert_is(served, tensors)
-        assert [folder.name for folder in staging.root.glob("v*")] == ["v000000"]
+        assert complete(staging) == [0]
 
 
 async def test_what_came_of_a_delta_is_not_pulled_again(
@@ -168,7 +168,7 @@ async def test_what_came_of_a_delta_is_not_pulled_again(
 
     def gone(request):
         asked.append(request)
-        return None if isinstance(request, GetChunk) and request.version == 0 else find(request)
+        return None if isinstance(request, GetChunk | GetLent) and request.version == 0 else find(request)
 
     publisher.server.find = gone
     puller = Puller(keys.agent, staging)
@@ -194,7 +194,7 @@ async def test_deltas_of_chains_that_were_superseded_take_no_memory(
         find = publisher.server.find
 
         def gone(request, find=find, first=first):
-            return None if isinstance(request, GetChunk) and request.version == first else find(request)
+            return None if isinstance(request, GetChunk | GetLent) and request.version == first else find(request)
 
         publisher.server.find = gone
         with pytest.raises(PullFailed, match="is no longer kept"):

@@ -10,6 +10,7 @@ from ledger_mutants.mutant import Mutant, Patch, after
 from polyrl.ledger import apply, batching, events as f
 from polyrl.ledger.messages import trainer
 from polyrl.ledger.scheduling import leases
+from polyrl.ledger.state import step_key
 from polyrl.wire import Acknowledge
 
 
@@ -128,8 +129,47 @@ def lost_batches_numbers_given_again(patch: Patch) -> None:
     )
 
 
+def returned_batch_loses_a_group(patch: Patch) -> None:
+    """Of a batch that is offered again the last group stays packed, in no batch."""
+
+    def returned(state: Any, event: f.BatchReturned) -> None:
+        groups = state.batches[event.batch].groups if event.batch in state.batches else []
+        if len(groups) > 1:
+            group = state.groups[groups.pop()].group
+            state.steps[step_key(group.step, group.purpose)].packed -= 1
+        honest(state, event)
+
+    honest = apply._APPLY[f.BatchReturned]
+    patch.setitem(apply._APPLY, f.BatchReturned, returned)
+
+
+def replaced_trainer_believed(patch: Patch) -> None:
+    """The process before this one greets, and is the run's trainer again."""
+
+    def refusal(state: Any, hello: Any) -> str:
+        return "" if hello.trainer in state.replaced else honest(state, hello)
+
+    honest = trainer._refusal
+    patch.setattr(trainer, "_refusal", refusal)
+
+
+def first_group_skipped(patch: Patch) -> None:
+    """A batch of several groups leaves the first one for later."""
+
+    def pack(state: Any, wanted: Any) -> Any:
+        packing = honest(state, wanted)
+        several = packing is not None and len(packing.groups) > 1
+        return packing._replace(groups=packing.groups[1:], last=False) if several else packing
+
+    honest = batching.pack
+    patch.setattr(batching, "pack", pack)
+
+
 MUTANTS: Final = (
-    Mutant(lost_batches_numbers_given_again, "I2", 107),
+    Mutant(returned_batch_loses_a_group, "I2", 311),
+    Mutant(replaced_trainer_believed, "I5", 47),
+    Mutant(first_group_skipped, "I2", 5),
+    Mutant(lost_batches_numbers_given_again, "I2", 104),
     Mutant(incomplete_groups_packed, "I2", 17),
     Mutant(packed_twice, "I2", 11),
     Mutant(acknowledged_twice, "I1", 8),

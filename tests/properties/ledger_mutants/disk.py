@@ -76,6 +76,10 @@ def discards_not_journaled(patch: Patch) -> None:
     patch.setattr(f.GroupDiscarded, "durable", False)
 
 
+def step_ends_not_journaled(patch: Patch) -> None:
+    patch.setattr(f.StepEnded, "durable", False)
+
+
 def versions_not_journaled(patch: Patch) -> None:
     patch.setattr(f.EngineServing, "durable", False)
 
@@ -143,7 +147,8 @@ MUTANTS: Final = (
     Mutant(numbers_reused, "I4", 6),
     Mutant(batches_not_journaled, "I3", 8),
     Mutant(acknowledgements_not_journaled, "I1", 0),
-    Mutant(discards_not_journaled, "I10", 20),
+    Mutant(discards_not_journaled, "I10", 89),
+    Mutant(step_ends_not_journaled, "I10", 89),
     Mutant(versions_not_journaled, "I6", 1),
     Mutant(drains_not_journaled, "I10", 5),
     Mutant(snapshot_forgets_generated, "I10", 36),

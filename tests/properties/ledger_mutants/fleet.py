@@ -109,6 +109,21 @@ def samples_stay_with_the_dead(patch: Patch) -> None:
         patch.setattr(module, "lose_engine", lose)
 
 
+def prefix_awaited_for_ever(patch: Patch) -> None:
+    """A later turn goes nowhere but to the engine that has its prefix, as long as that is there."""
+
+    def waits(group: Any, name: str, request: cost.PlacementRequest, elsewhere: float) -> bool:
+        holder = group._transition.state.engines.get(request.prefix)
+        return holder is not None and holder.name not in group._offers
+
+    patch.setattr(placement._Group, "_waits_for_prefix", waits)
+
+
+def absence_unnoticed(patch: Patch) -> None:
+    """Where the manager was away, the time counts as its engines'."""
+    patch.setattr(leases, "notice_absence", lambda transition: None)
+
+
 def leases_renewed_always(patch: Patch) -> None:
     """Every tick takes itself for late."""
 
@@ -217,13 +232,15 @@ MUTANTS: Final = (
     Mutant(silence_unnoticed, "I8", 24),
     Mutant(dead_idle_engine_kept, "I8", 24),
     Mutant(impatient_leases, "I7", 8),
-    Mutant(silent_engine_gets_work, "I7", 0),
+    Mutant(silent_engine_gets_work, "I7", 20),
     Mutant(stalls_unnoticed, "I5", 14),
     Mutant(one_sample_per_engine, "I5", 58),
     Mutant(drained_engine_gets_work, "I7", 3),
     Mutant(credit_ignored, "I7", 15),
     Mutant(doubled_leases, "I8", 24),
     Mutant(samples_stay_with_the_dead, "I7", 34),
+    Mutant(prefix_awaited_for_ever, "I5", 79),
+    Mutant(absence_unnoticed, "I5", 67),
     Mutant(leases_renewed_always, "I8", 0),
     Mutant(drain_put_off, "I7", 5),
     Mutant(pause_never_ends, "I5", 14),

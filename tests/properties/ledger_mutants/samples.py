@@ -24,7 +24,7 @@ def sample_lost_when_moved(patch: Patch) -> None:
 def finished_groups_discarded(patch: Patch) -> None:
     """No training group passes the filter, whatever it is."""
     honest = trainer.passes
-    patch.setattr(trainer, "passes", lambda name, rewards: name != "none" and honest(name, rewards))
+    patch.setattr(trainer, "passes", lambda name, *given: name != "none" and honest(name, *given))
 
 
 def lost_engines_groups_discarded(patch: Patch) -> None:
@@ -87,7 +87,7 @@ def evaluation_never_complete(patch: Patch) -> None:
 
 
 def groups_pass_every_filter(patch: Patch) -> None:
-    patch.setattr(trainer, "passes", lambda name, rewards: True)
+    patch.setattr(trainer, "passes", lambda name, *given: True)
 
 
 def evaluation_is_filtered(patch: Patch) -> None:
@@ -198,9 +198,9 @@ MUTANTS: Final = (
     Mutant(turn_not_counted, "I5", 4),
     Mutant(packed_groups_rejected, "I1", 0),
     Mutant(refusals_forgotten, "I5", 34),
-    Mutant(one_engine_is_believed, "I1", 47),
+    Mutant(one_engine_is_believed, "I1", 451),
     Mutant(sibling_left_waiting, "I5", 32),
-    Mutant(outgrown_discarded, "I1", 26),
+    Mutant(outgrown_discarded, "I1", 111),
     Mutant(awaited_verdicts_forgotten, "I5", 23),
     Mutant(verdict_deadline_at_once, "I1", 6),
 )

@@ -176,7 +176,43 @@ def attempt_not_counted(patch: Patch) -> None:
     after(patch, f.Assigned, assigned)
 
 
+def version_of_the_engine_kept(patch: Patch) -> None:
+    """Tokens count as of what their engine serves when they arrive, not of what their frame says."""
+
+    def taken(state: Any, event: f.TokensTaken) -> None:
+        version = state.engines[event.engine].version
+        honest(state, msgspec.structs.replace(event, version=version) if version >= 0 else event)
+
+    honest = apply._APPLY[f.TokensTaken]
+    patch.setitem(apply._APPLY, f.TokensTaken, taken)
+
+
+def frame_gaps_unnoticed(patch: Patch) -> None:
+    """A frame is called safe, and with it the one before that never came."""
+
+    def take(transition: Any, engine: Any, message: Any) -> None:
+        engine.seq = -1
+        honest(transition, engine, message)
+
+    honest = deltas.take_deltas
+    patch.setattr(agents, "take_deltas", take)
+
+
+def reclaim_keeps_newer_tokens(patch: Patch) -> None:
+    """What another engine made since stays, and the returning one is to go on behind it."""
+
+    def reclaimed(state: Any, event: f.Reclaimed) -> None:
+        length = max(event.length, state.samples[event.sample].length)
+        honest(state, msgspec.structs.replace(event, length=length))
+
+    honest = apply._APPLY[f.Reclaimed]
+    patch.setitem(apply._APPLY, f.Reclaimed, reclaimed)
+
+
 MUTANTS: Final = (
+    Mutant(version_of_the_engine_kept, "I6", 30),
+    Mutant(frame_gaps_unnoticed, "I10", 75),
+    Mutant(reclaim_keeps_newer_tokens, "I11", 196),
     Mutant(no_overlap_trimming, "I4", 20),
     Mutant(gap_ignored, "I4", 20),
     Mutant(foreign_version_taken, "I6", 0),

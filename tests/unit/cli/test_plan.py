@@ -62,6 +62,16 @@ def test_a_folder_s_own_config_counts(tmp_path: Path) -> None:
     assert "  weights                0.6 MiB" in lines
 
 
+def test_a_fresh_model_has_what_its_architecture_has_where_the_manifest_is_silent(tmp_path: Path) -> None:
+    path = written(tmp_path, "MODEL")
+    config = "config: {model_type: qwen2, vocab_size: 512, hidden_size: 64, num_hidden_layers: 2}, tokenizer: {path: .}"
+    job = path.read_text().replace("path: MODEL", config).replace("rollout: {", "rollout: {engine: {type: embedded}, ")
+    path.write_text(job)
+    lines, fits = planned(path)
+    assert fits
+    assert lines[0].endswith("parameters in 2 layers, by recipe.model.config")
+
+
 def test_one_object_of_json_holds_the_same(tmp_path: Path) -> None:
     path = written(tmp_path, "Qwen/Qwen2.5-1.5B")
     (line,), fits = plan_lines(path, (), "H100", rollout_gpu=None, gpus=3, as_json=True)

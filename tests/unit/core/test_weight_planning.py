@@ -45,6 +45,20 @@ def test_the_form_is_what_brings_it_to_all_sooner(changes: dict[str, Any], is_de
     assert sentence in plan.reason
 
 
+@pytest.mark.parametrize(
+    ("changes", "chosen", "is_delta"),
+    [
+        pytest.param({"stream_bytes": 10**6, "delta_bytes": 10**5, "encode_speed": 1.0}, True, True, id="small, slow"),
+        pytest.param({"delta_bytes": 9 * GB}, True, False, id="more than others can give to who joins"),
+        pytest.param({"chain": (1,) * (ANCHOR_EVERY - 1)}, True, False, id="an anchor is due"),
+        pytest.param({"chain": None}, True, False, id="the first one"),
+        pytest.param({}, False, False, id="none wanted"),
+    ],
+)
+def test_what_the_job_chooses_counts_within_the_bounds(changes: dict[str, Any], chosen: bool, is_delta: bool) -> None:
+    assert plan_version(VersionFacts(**(USUAL | changes)), chosen=chosen).is_delta == is_delta
+
+
 def test_kept_are_whole_chains_newest_first_within_the_bytes() -> None:
     for seed in range(300):
         dice = random.Random(seed)

@@ -37,7 +37,7 @@ _GROUP = Group(
 
 AGENT, TO_AGENT = wire.decode_from_agent, wire.decode_to_agent
 TRAINER, TO_TRAINER = wire.decode_from_trainer, wire.decode_to_trainer
-PULLER = wire.decode_from_puller
+PULLER, PEER = wire.decode_from_puller, wire.decode_from_peer
 
 GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
@@ -56,10 +56,14 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             leaving_reason="SIGTERM",
             seq=5,
             receipts={8: b"eight", 9: b"nine"},
+            peer_key=b"key",
+            peer_port=5004,
+            sleeps=True,
+            asleep=True,
         ),
         (
-            "019ea568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349"
-            "475445524d058208c405656967687409c4046e696e65"
+            "01dc0012a568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349"
+            "475445524d058208c405656967687409c4046e696e65c4036b6579cd138cc3c3"
         ),
     ),
     (
@@ -82,13 +86,31 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         AGENT,
-        wire.WeightsLoaded(9, 0.5, load_seconds=0.25, bytes_pulled=1 << 20, receipt=b"nine"),
-        "0196a773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65",
+        wire.WeightsLoaded(
+            9,
+            0.5,
+            load_seconds=0.25,
+            bytes_pulled=1 << 20,
+            receipt=b"nine",
+            bytes_from_peers=3 << 18,
+            liars=("b",),
+            wait_seconds=0.125,
+            verify_seconds=0.0625,
+        ),
+        (
+            "019aa773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65ce000c000091a162"
+            "cb3fc0000000000000cb3fb0000000000000"
+        ),
     ),
     (
         AGENT,
         wire.WeightsFailed(9, 8, reason="checksum"),
         "0194a5776661696c0908a8636865636b73756d",
+    ),
+    (
+        AGENT,
+        wire.Asleep(0.5),
+        "0192a661736c656570cb3fe0000000000000",
     ),
     (
         AGENT,
@@ -124,10 +146,11 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             max_version=9,
             base=16,
             base_check=12,
+            turn_start=0,
         ),
         (
-            "019ca661737369676e07a3342e3102c40c05000000060000000700000000409740cb3fe0000000000000cb3feccccccc"
-            "cccccd149202030b900909100c"
+            "019da661737369676e07a3342e3102c40c05000000060000000700000000409740cb3fe0000000000000cb3feccccccc"
+            "cccccd149202030b900909100c00"
         ),
     ),
     (
@@ -154,6 +177,16 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
         TO_AGENT,
         wire.Announce(9, "tcp://h:1", public_key="k", manifest_hash=b"hash"),
         "0195a8616e6e6f756e636509a97463703a2f2f683a31a16bc40468617368",
+    ),
+    (
+        TO_AGENT,
+        wire.GoToSleep(90.0),
+        "0192a5736c656570cb4056800000000000",
+    ),
+    (
+        TO_AGENT,
+        wire.WakeUp(),
+        "0191a477616b65",
     ),
     (
         TO_AGENT,
@@ -196,9 +229,9 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         TRAINER,
         wire.BatchRequest(
-            5, 2, purpose=Purpose.TRAIN, min_samples=16, max_samples=32, max_tokens=4096, deadline_s=60.0
+            5, 2, purpose=Purpose.TRAIN, min_samples=16, max_samples=32, max_tokens=4096, deadline_s=60.0, alone=True
         ),
-        "0198a46e6578740502a5747261696e1020cd1000cb404e000000000000",
+        "0199a46e6578740502a5747261696e1020cd1000cb404e000000000000c3",
     ),
     (
         TRAINER,
@@ -349,6 +382,11 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
         "0191a57462656174",
     ),
     (
+        TO_AGENT,
+        wire.Peers((wire.Peer("b", b"key", "tcp://h:1"), wire.Peer("c", b"key2")), gone=("d",), whole=True),
+        "0194a570656572739293a162c4036b6579a97463703a2f2f683a3193a163c4046b657932a091a164c3",
+    ),
+    (
         PULLER,
         wire.GetManifest(9),
         "0192a46765746d09",
@@ -358,6 +396,26 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
         wire.GetChunk(9, b"hash"),
         "0193a46765746309c40468617368",
     ),
+    (
+        PULLER,
+        wire.GetLent(9, b"hash", returned=(1, 2**63)),
+        "0194a46765746c09c404686173689201cf8000000000000000",
+    ),
+    (
+        PEER,
+        wire.GetManifest(9),
+        "0192a46765746d09",
+    ),
+    (
+        PEER,
+        wire.GetChunk(9, b"hash"),
+        "0193a46765746309c40468617368",
+    ),
+    (
+        PEER,
+        wire.GetHeld(b"hash"),
+        "0192a467657468c40468617368",
+    ),
 ]
 
 CONVERSATIONS = {
@@ -366,6 +424,7 @@ CONVERSATIONS = {
     TRAINER: wire.FromTrainer,
     TO_TRAINER: wire.ToTrainer,
     PULLER: wire.FromPuller,
+    PEER: wire.FromPeer,
 }
 DECODERS = list(CONVERSATIONS)
 
@@ -406,6 +465,21 @@ def test_a_report_of_an_older_trainer_is_understood(golden: str) -> None:
 def test_peers_from_before_receipts_are_understood(decode: Callable[[bytes], Any], golden: str) -> None:
     message = decode(bytes.fromhex(golden))
     assert not getattr(message, "receipts", getattr(message, "receipt", None))
+
+
+@pytest.mark.parametrize(
+    "golden",
+    [
+        "019ea568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349475445524d05"
+        "8208c405656967687409c4046e696e65",
+        "0196a773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65",
+    ],
+    ids=["Hello", "WeightsLoaded"],
+)
+def test_an_agent_from_before_the_exchange_takes_no_part(golden: str) -> None:
+    message = AGENT(bytes.fromhex(golden))
+    assert not getattr(message, "peer_key", b"")
+    assert not getattr(message, "bytes_from_peers", 0)
 
 
 def test_an_assignment_from_before_stop_strings_is_understood() -> None:

@@ -93,3 +93,13 @@ def test_the_trainer_takes_the_cores_that_rollouts_leave() -> None:
     assert workers.trainer.env["OMP_NUM_THREADS"] == "2"
     assert workers.rollout is not None
     assert workers.rollout.env["OMP_NUM_THREADS"] == "3"
+
+
+def test_rollouts_of_a_local_run_exchange_weights_only_where_that_is_asked_for() -> None:
+    for choice, exchanged in (("Auto", False), ("Always", True), ("Never", False)):
+        workers = wanted(rollout={"weightExchange": choice})
+        assert workers.rollout is not None
+        assert workers.reserved is not None
+        asked = ("--exchange-bind", "127.0.0.1", "--exchange-port", "0", "--exchange-least", "0")
+        assert (workers.rollout.argv[-6:] == asked) is exchanged, choice
+        assert "--exchange-bind" not in workers.reserved.argv, choice

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from polyrl.cluster.actions import MakeKeys
+from polyrl.errors import InvalidData
 from polyrl.keys import FILE_NAMES, AgentKeys, ManagerKeys, OperatorKeys, TrainerKeys, parse_keys
 from polyrl_operator.secret import keys_secret, make_certificate, manager_credentials
 
@@ -70,3 +71,20 @@ async def test_a_managers_certificate_speaks_for_its_own_names_only(name: str, a
                 await connect(made.authority)
         with pytest.raises(ssl.SSLCertVerificationError):
             await connect(make_certificate(["j-manager", "j-manager.ns.svc"]).authority)
+
+
+@pytest.mark.parametrize(
+    ("authority", "why"),
+    [
+        pytest.param(b"-" * 5000, "5,000 bytes", id="long"),
+        pytest.param(b"\xff\xfe", "no certificate", id="no text"),
+        pytest.param(b"mine", "no certificate", id="no certificate"),
+    ],
+)
+def test_what_whoever_edits_a_secret_puts_in_its_authoritys_place_is_not_kept(authority: bytes, why: str) -> None:
+    """A megabyte of certificates cost 6.5 MB a job, for as long as it was pinned; others ended the job's polls."""
+    secret = keys_secret(Owner(), MakeKeys("j-keys", ("j-manager",), now=0.0))  # type: ignore[arg-type]
+    secret["metadata"]["name"] = "j-keys"
+    secret["data"]["ca.crt"] = base64.b64encode(authority).decode()
+    with pytest.raises(InvalidData, match=rf"^Secret j-keys: ca\.crt: {why}"):
+        manager_credentials(secret)

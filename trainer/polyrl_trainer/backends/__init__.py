@@ -8,6 +8,7 @@
     models           a model from a config or a Hugging Face folder, value heads, adapters
     packing          sequences of different lengths in the rows of a pass
     updates          an optimizer step and its schedule
+    weight_stream    the weights as one stream of bytes, for engines
     training_state   the files of a checkpoint
 
 Loops import `configs`, `learners` and `policy`; the rest is the backends' own.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyrl.manifest.parts.optimizer import OptimizerSpec
-from polyrl.manifest.recipe import LoraSpec
+from polyrl.manifest.recipe import ActivationCheckpointing, LoraSpec
 
 Dtype = Literal["float32", "bfloat16"]
 Head = Literal["tokens", "value", "both"]
@@ -77,8 +77,19 @@ class EngineConfig:
     max_logits_bytes: int = 256 << 20
     """Room for float32 logits of one chunk: positions x vocabulary x 4 bytes. Above it the vocabulary head runs in
     chunks and is computed again in the backward pass. 256 MiB is 440 positions of a 152k vocabulary."""
-    gradient_checkpointing: bool = False
-    """Of a block's activations its input alone is kept; the rest is computed again in the backward pass."""
+    activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
+    """What is kept of a block's activations; the rest is computed again in the backward pass."""
+    context_parallel: int = 1
+    """Ranks that have each pass together, every one an equal slice of its tokens; divides their number."""
+    shares_device: bool = False
+    """Engines take the GPU in turns with the learner: between passes it keeps no memory that it does not use."""
+    compile_by: Literal["", "inductor", "aot_eager"] = ""
+    """Backend of torch.compile for the blocks; empty: they are not compiled. `aot_eager` makes no kernels."""
+    cpu_offload: bool = False
+    """Of ranks: weights, gradients and the optimizer are in the host's memory, a layer's weights on the GPU while it
+    computes."""
+    dp_replicate: int = 1
+    """Of ranks: so many copies of the model, each in shards over its part of them."""
     wait_seconds: float = 1800.0
     """Deadline of the calls that wait for all queued work (export, save, load)."""
 

@@ -9,6 +9,8 @@ from typing import Final
 import torch
 from transformers import PreTrainedModel
 
+from polyrl.engines.hand_over import DeviceUse
+
 PEAK_FLOPS: Final = {
     "B200": 2.25e15, "H200": 9.89e14, "H100": 9.89e14, "A100": 3.12e14, "L40S": 3.62e14, "L4": 1.21e14, "A10": 1.25e14
 }  # fmt: skip
@@ -74,6 +76,21 @@ def _attention_width(model: PreTrainedModel) -> int:
 
 def _count(parameters: Sequence[torch.nn.Parameter]) -> int:
     return sum(one.numel() for one in parameters)
+
+
+def device_use(device: torch.device) -> DeviceUse | None:
+    """Of a GPU, whoever holds it; None of a CPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    own, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
+    return DeviceUse(total, free, own=own, own_peak=peak)
+
+
+def give_back(device: torch.device) -> None:
+    """What the allocator keeps of a GPU and does not use: an engine that wakes there takes it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def device_numbers(device: torch.device) -> dict[str, float]:

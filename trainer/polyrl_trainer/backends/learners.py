@@ -29,8 +29,11 @@ class Learners(Protocol):
     def reference(self, model: ModelConfig, engine: EngineConfig) -> ReferenceScores:
         """A frozen model that is only asked for logprobs."""
 
+    async def gather(self) -> None:
+        """Returns once all machines that they need have come, before the first is made. Raises DeadlineExceeded."""
+
     async def watch(self) -> None:
         """Until cancelled; raises GroupLost when a process that they need is gone."""
 
-    def close(self) -> None:
-        """None of them is used any more."""
+    def close(self, *, done: bool = False) -> None:
+        """None of them is used any more; `done` when the run is, so that nobody is started again."""

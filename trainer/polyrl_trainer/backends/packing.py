@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ import torch
 
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.backends.models.attention import Documents
+from polyrl_trainer.backends.models.sequence_slices import SequenceSlices
 from polyrl_trainer.sample import Sample
 
 DENSE_ROW_TOKENS = 64
@@ -47,14 +48,20 @@ class PackingPolicy:
     """Width that rows are filled to."""
     one_row: bool = False
     """Variable-length kernels take exactly one row per pass."""
+    slices: int = 1
+    """Equal ones that a pass is cut into."""
 
     @classmethod
     def dense(cls, max_tokens: int) -> PackingPolicy:
         return cls(max_tokens=max_tokens, row_tokens=min(DENSE_ROW_TOKENS, max_tokens))
 
     @classmethod
-    def variable_length(cls, max_tokens: int) -> PackingPolicy:
-        return cls(max_tokens=max_tokens, row_tokens=max_tokens, one_row=True)
+    def variable_length(cls, max_tokens: int, slices: int = 1) -> PackingPolicy:
+        return cls(max_tokens=max_tokens, row_tokens=max_tokens, one_row=True, slices=slices)
+
+    def width(self, tokens: int) -> int:
+        """Of a row that holds so many: what the slices need more is padding."""
+        return -(-tokens // self.slices) * self.slices
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,8 @@ def plan_passes(lengths: Sequence[int], policy: PackingPolicy, together: int = 1
     """Puts every sequence into exactly one row of one pass; deterministic. So many consecutive sequences stay together,
     next to each other in one row: 2 for pairs.
 
-    Each pass has at most `MAX_PADDING` of padding, and at most `policy.max_tokens` positions unless it is one row.
-    Raises ValueError when a length is not positive, or the last ones are fewer.
+    Each pass has at most `MAX_PADDING` of padding, and at most `policy.max_tokens` positions unless it is one row; what
+    slices need more comes on top. Raises ValueError when a length is not positive, or the last ones are fewer.
     """
     if any(length < 1 for length in lengths):
         raise ValueError("a sequence must have at least one token")
@@ -85,7 +92,10 @@ def plan_passes(lengths: Sequence[int], policy: PackingPolicy, together: int = 1
     sizes = [sum(lengths[index] for index in unit) for unit in units]
     filled = sorted(_fill_rows(sizes, policy.row_tokens), key=lambda row: -row[0])
     rows = [(tokens, tuple(index for number in numbers for index in units[number])) for tokens, numbers in filled]
-    return [Pass(tuple(indices for _, indices in group), width=group[0][0]) for group in _group_rows(rows, policy)]
+    return [
+        Pass(tuple(indices for _, indices in group), width=policy.width(group[0][0]))
+        for group in _group_rows(rows, policy)
+    ]
 
 
 def _fill_rows(lengths: Sequence[int], capacity: int) -> list[_Row]:
@@ -148,6 +158,22 @@ class PackedBatch:
     sequence: torch.Tensor
     """int64[P]"""
 
+    def slice(self, slices: SequenceSlices) -> PackedBatch:
+        """A rank's of a pass that is one row: its tokens, and the learned ones that they predict, the first of the next
+        slice among them. Documents stay those of the whole."""
+        width = self.input_ids.shape[1] // slices.number
+        start = slices.own * width
+        own = (self.predicting >= start) & (self.predicting < start + width)
+        return replace(
+            self,
+            input_ids=self.input_ids[:, start : start + width],
+            position_ids=self.position_ids[:, start : start + width],
+            documents=replace(self.documents, slices=slices),
+            predicting=self.predicting[own] - start,
+            targets=self.targets[own],
+            sequence=self.sequence[own],
+        )
+
 
 def pack_pass(samples: Sequence[Sample], one: Pass, device: torch.device) -> PackedBatch:
     """Lays the samples of a pass out as its rows say. Raises ValueError when a sample's first token is to be learned:
@@ -155,7 +181,6 @@ def pack_pass(samples: Sequence[Sample], one: Pass, device: torch.device) -> Pac
     indices = tuple(index for row in one.rows for index in row)
     input_ids = np.full((len(one.rows), one.width), PADDING_ID, dtype=np.int64)
     position_ids = np.empty_like(input_ids)
-    predicting: list[npt.NDArray[np.int64]] = []
     documents: list[int] = []
     alone = all(len(row) == 1 for row in one.rows)
     for number, row in enumerate(one.rows):
@@ -164,13 +189,13 @@ def pack_pass(samples: Sequence[Sample], one: Pass, device: torch.device) -> Pac
             end = start + sample.length
             input_ids[number, start:end] = sample.tokens
             position_ids[number, start:end] = np.arange(sample.length)
-            predicting.append(learned_positions(sample) + number * one.width + start - 1)
             start = end
         documents += [one.width] if alone else [samples[index].length for index in row]
         documents += [] if alone or start == one.width else [one.width - start]
         first = start if alone else 0
         position_ids[number, start:] = np.arange(first, first + one.width - start)
-    counts = [len(indices) for indices in predicting]
+    predicting = _predicting(samples, one)
+    counts = [len(positions) for positions in predicting]
     flat = np.concatenate(predicting)
     return PackedBatch(
         samples=tuple(samples[index] for index in indices),
@@ -182,6 +207,26 @@ def pack_pass(samples: Sequence[Sample], one: Pass, device: torch.device) -> Pac
         targets=torch.from_numpy(input_ids.reshape(-1)[flat + 1]).to(device),
         sequence=torch.from_numpy(np.repeat(np.arange(len(indices)), counts)).to(device),
     )
+
+
+def _predicting(samples: Sequence[Sample], one: Pass) -> list[npt.NDArray[np.int64]]:
+    """By sequence, in packing order: where in the pass the positions are that predict its learned tokens."""
+    found: list[npt.NDArray[np.int64]] = []
+    for number, row in enumerate(one.rows):
+        start = number * one.width
+        for sample in (samples[index] for index in row):
+            found.append(learned_positions(sample) + start - 1)
+            start += sample.length
+    return found
+
+
+def learned_counts(samples: Sequence[Sample], one: Pass, slices: int) -> list[int]:
+    """Learned tokens that each slice of a pass predicts; none of a pass without rows."""
+    if not one.rows:
+        return [0] * slices
+    width = len(one.rows) * one.width // slices
+    slice_of = np.concatenate(_predicting(samples, one)) // width
+    return [int(count) for count in np.bincount(slice_of, minlength=slices)]
 
 
 def loss_inputs(

@@ -29,8 +29,9 @@ from polyrl_trainer.backend import TrainFuture
 from polyrl_trainer.backends.configs import Dtype, EngineConfig, Head, ModelConfig
 from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.attention import PACKED_ATTENTION, Documents
-from polyrl_trainer.backends.models.blocks import compute_blocks_twice
+from polyrl_trainer.backends.models.blocks import checkpoint_blocks, compile_blocks
 from polyrl_trainer.backends.models.model_factory import attention_for, load_model
+from polyrl_trainer.backends.models.sequence_slices import SequenceSlices
 from polyrl_trainer.backends.models.value_head import CPU, add_head, position_values, probe_value_model
 from polyrl_trainer.backends.packing import PackedBatch, PackingPolicy, pack_pass, plan_passes, unpack
 from polyrl_trainer.sample import Sample
@@ -136,6 +137,31 @@ def probe_model(model: PreTrainedModel, device: torch.device = CPU, tolerance: f
         )
 
 
+@torch.no_grad()
+def sliced_and_whole(
+    model: PreTrainedModel, device: torch.device, slices: SequenceSlices
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states of this rank's slice of two sequences, as all ranks compute it together, and as it does alone."""
+    lengths = [FIRST_LENGTH, SECOND_LENGTH]
+    lengths.append(-sum(lengths) % slices.number or slices.number)
+    number = torch.arange(sum(lengths), device=device).unsqueeze(0)
+    ids = number.remainder(model.config.get_text_config().vocab_size)
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths]).unsqueeze(0)
+    documents = Documents.of(lengths, device)
+    own = number.chunk(slices.number, dim=1)[slices.own][0]
+    together = hidden_states(model, ids[:, own], positions[:, own], replace(documents, slices=slices))
+    return together, hidden_states(model, ids, positions, documents)[:, own]
+
+
+def require_like(model: PreTrainedModel, sliced: torch.Tensor, whole: torch.Tensor, *, tolerance: float) -> None:
+    """Raises InvalidData for hidden states that a slice does not get as the whole row does."""
+    if (sliced - whole).abs().max() > tolerance * whole.abs().max():
+        raise InvalidData(
+            f"models of type {model.config.model_type} cannot be trained in slices of a row: they mix neighbouring"
+            " tokens outside of attention; set spec.trainer.contextParallel to 1"
+        )
+
+
 class PassOutputs(NamedTuple):
     """What a model says of the learned tokens of a pass, float32[P] each."""
 
@@ -179,12 +205,12 @@ class Policy:
 
     def outputs(self, batch: PackedBatch, temperature: float, *, entropy_gradient: bool = False) -> PassOutputs:
         """By the model's head: of logits / temperature, and entropies detached unless `entropy_gradient`."""
-        with self._autocast():
+        with self.autocast():
             return self.within(lambda: self._outputs(batch, temperature, entropy_gradient))
 
     def position_values(self, batch: PackedBatch) -> torch.Tensor:
         """float32[P], what the value head says of all before each learned token. Raises InvalidData without one."""
-        with self._autocast():
+        with self.autocast():
             return self.within(lambda: position_values(self.model, self._predicting(batch)))
 
     def log_probs(self, samples: Sequence[Sample], temperature: float) -> list[npt.NDArray[np.float32]]:
@@ -229,7 +255,8 @@ class Policy:
             by_sample.update(zip(batch.indices, unpack(batch.samples, of_pass(batch)), strict=True))
         return [by_sample[index] for index in range(len(samples))]
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
+        """To the dtype of the forward pass."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
 
     def _predicting(self, batch: PackedBatch) -> torch.Tensor:
@@ -252,8 +279,8 @@ def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
     if model.adapter is not None:
         lora.add_adapter(loaded, model.adapter, model.seed)
         lora.hold_frozen_in(loaded, model.dtype)
-    if engine.gradient_checkpointing:
-        compute_blocks_twice(loaded)
+    checkpoint_blocks(loaded, engine.activation_checkpointing)
+    compile_blocks(loaded, engine.compile_by, device)
     loaded.set_attn_implementation(attention_for(device, model.dtype))
     loaded.to(device)  # type: ignore[arg-type]
     return Policy(
@@ -266,10 +293,11 @@ def create_policy(model: ModelConfig, engine: EngineConfig) -> Policy:
     )
 
 
-def packing_for(model: PreTrainedModel, max_tokens: int) -> PackingPolicy:
+def packing_for(model: PreTrainedModel, max_tokens: int, slices: int = 1) -> PackingPolicy:
     """By the attention that the model was given."""
-    variable = model.config._attn_implementation == PACKED_ATTENTION
-    return (PackingPolicy.variable_length if variable else PackingPolicy.dense)(max_tokens)
+    if model.config._attn_implementation == PACKED_ATTENTION:
+        return PackingPolicy.variable_length(max_tokens, slices)
+    return PackingPolicy.dense(max_tokens)
 
 
 def device_name(wanted: str) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,18 +18,21 @@ import torch
 from transformers.core_model_loading import revert_weight_conversion
 
 from polyrl.errors import InvalidData, RunFailed
-from polyrl_trainer.backend import Loss, StepResult, TrainFuture
+from polyrl.weights import TensorEntry
+from polyrl_trainer.backend import Loss, RoomOfSize, StepResult, TrainFuture
 from polyrl_trainer.backends import training_state
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
-from polyrl_trainer.backends.device_load import MatrixSizes, device_numbers
+from polyrl_trainer.backends.device_load import MatrixSizes, device_numbers, give_back
 from polyrl_trainer.backends.learners import Learner, Learners
 from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.model_factory import load_model, serving_files
 from polyrl_trainer.backends.models.value_head import HEAD_WEIGHT
 from polyrl_trainer.backends.packing import PackedBatch, loss_inputs
 from polyrl_trainer.backends.policy import Background, ModelBelowAdapters, Policy, ReferencePolicy, create_policy
+from polyrl_trainer.backends.saved_state import SavedState
 from polyrl_trainer.backends.training_state import MODEL_FILE, OPTIMIZER_FILE, RNG_FILE, VALUE_HEAD_FILE
 from polyrl_trainer.backends.updates import Updates, expected_state, named_state, restore_state
+from polyrl_trainer.backends.weight_stream import write_stream
 from polyrl_trainer.losses.sft import merge
 from polyrl_trainer.sample import Sample
 
@@ -50,11 +54,14 @@ class SingleProcess(Learners):
     def reference(self, model: ModelConfig, engine: EngineConfig) -> ReferencePolicy:
         return ReferencePolicy(model, engine)
 
+    async def gather(self) -> None:
+        """Nobody else is awaited."""
+
     async def watch(self) -> None:
         """Nobody else can be lost."""
         await asyncio.Event().wait()
 
-    def close(self) -> None:
+    def close(self, *, done: bool = False) -> None:
         """Nothing is shared."""
 
 
@@ -74,9 +81,11 @@ class TorchBackend(Learner):
         self._model = model
         self._base: str | None = None
         self._checkpoint = checkpoint
+        self._shares = engine.shares_device
         self._updates = Updates(policy.model, optimizer)
         self._sizes = MatrixSizes.of(policy.model)
         self._background = Background("learner", engine.threads, engine.wait_seconds)
+        self._saved = SavedState(engine.wait_seconds)
 
     def forward_backward(
         self,
@@ -102,21 +111,28 @@ class TorchBackend(Learner):
         """No weight changes when the gradient is not finite: the result names the tensor, and MAX_SKIPPED_IN_A_ROW such
         steps raise RunFailed. So does a gradient that is not whole; ValueError when there is none or the normalizer is
         not positive."""
-        return self._background.submit(self._updates.step, normalizer)
+        return self._background.submit(self._step, normalizer)
 
     def discard_gradients(self) -> TrainFuture[None]:
         return self._background.submit(self._updates.drop_gradients)
 
-    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The copy is whole before the first tensor is given out; waits for queued work."""
-        return iter(self._background.wait_for("a snapshot of the weights", self._snapshot))
+    def export_weights(self, room: RoomOfSize) -> list[TensorEntry]:
+        """Waits for queued work."""
+        return self._background.wait_for("a snapshot of the weights", self._export, room)
 
     def serving_files(self) -> dict[str, bytes]:
         return serving_files(self._policy.model)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, copied: bool = True) -> TrainFuture[None]:
         """Raises RunFailed within a mini-batch: gradients are not saved."""
-        self._background.wait_for("a checkpoint to be written", self._save, folder)
+        return self._background.wait_for("a copy of the learner's state", self._save, folder, copied)
+
+    def state_bytes(self) -> int:
+        """Of adapters that are saved alone, theirs."""
+        adapter, model = self._model.adapter, self._policy.model
+        whole = adapter is None or adapter.save_merged
+        weights = (one for one in model.parameters() if whole or one.requires_grad)
+        return training_state.size_of([*weights, *named_state(model, self._updates.optimizer).values()])
 
     def load(self, folder: Path) -> None:
         """Drops accumulated gradients."""
@@ -127,7 +143,7 @@ class TorchBackend(Learner):
         return ModelBelowAdapters(self._policy, self._background)
 
     def close(self) -> None:
-        """Ends the background thread; queued work is dropped."""
+        """Ends the background thread; queued work is dropped, but a save is written to its end."""
         self._background.close()
 
     # --- below: on the background thread only -------------------------------------------------------------------------
@@ -145,7 +161,17 @@ class TorchBackend(Learner):
         except BaseException as error:
             self._updates.give_up(error)
             raise
+        self._make_room()
         return {**total, **device_numbers(self._policy.device), "learn_seconds": time.monotonic() - began}
+
+    def _step(self, normalizer: float) -> StepResult:
+        taken = self._updates.step(normalizer)
+        self._make_room()
+        return taken
+
+    def _make_room(self) -> None:
+        if self._shares:
+            give_back(self._policy.device)
 
     def _one_pass(
         self, packed: PackedBatch, loss: Loss, temperature: float, entropy_gradient: bool
@@ -161,12 +187,8 @@ class TorchBackend(Learner):
         numbers = {"loss": float(value.detach()), "flops": flops, **counts}
         return {**sums, **{name: float(number) for name, number in numbers.items()}}
 
-    def _snapshot(self) -> list[tuple[str, torch.Tensor]]:
-        serving = getattr(torch, self._policy.dtype)
-        return [
-            (name, tensor.to("cpu", serving if tensor.is_floating_point() else tensor.dtype, copy=True))
-            for name, tensor in self._published_state().items()
-        ]
+    def _export(self, room: RoomOfSize) -> list[TensorEntry]:
+        return write_stream(self._published_state(), room, getattr(torch, self._policy.dtype))
 
     def _published_state(self) -> dict[str, torch.Tensor]:
         """Detached tensors under the names of published Hugging Face checkpoints, tied weights once."""
@@ -182,7 +204,7 @@ class TorchBackend(Learner):
             return {}
         return {HEAD_WEIGHT: dict(self._policy.model.named_parameters())[HEAD_WEIGHT].detach()}
 
-    def _save(self, folder: Path) -> None:
+    def _save(self, folder: Path, copied: bool) -> TrainFuture[None]:
         if self._updates.has_gradient:
             raise RunFailed(f"{folder}: a checkpoint cannot be written within a mini-batch, before its optimizer step")
         model, adapter = self._policy.model, self._model.adapter
@@ -198,9 +220,16 @@ class TorchBackend(Learner):
         if adapter is not None:
             tensors[lora.TENSORS_FILE] = lora.adapter_tensors(model)
             files[lora.CONFIG_FILE] = lora.adapter_config(model, adapter, self._model.source)
-        training_state.write_checkpoint(
-            folder, self._updates.steps_taken, tensors, files, fsync=self._checkpoint.fsync, base=self._base_checksum()
+        training_state.require_empty(folder)
+        writing = partial(
+            training_state.write_checkpoint,
+            folder,
+            self._updates.steps_taken,
+            files=files,
+            fsync=self._checkpoint.fsync,
+            base=self._base_checksum(),
         )
+        return self._saved.write(tensors, lambda held: writing(tensors=held), copied=copied)
 
     def _base_checksum(self) -> str:
         if self._model.adapter is None:
@@ -213,10 +242,7 @@ class TorchBackend(Learner):
         model = self._policy.model
         # Everything is read and checked before anything is changed.
         if state.base != self._base_checksum():
-            raise InvalidData(
-                f"{folder}: was not trained on the weights that this run's adapters stand on; recipe.model, its dtype"
-                " among it, has to be what the run began with"
-            )
+            raise InvalidData(training_state.other_base(folder))
         weights = self._read_weights(folder)
         optimizer = training_state.read_tensors(folder / OPTIMIZER_FILE, expected_state(model, stepped=state.step > 0))
         generators = training_state.read_tensors(folder / RNG_FILE, self._generator_states())

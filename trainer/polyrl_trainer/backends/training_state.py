@@ -11,7 +11,7 @@ training_state.json                                      step and checksums; wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -56,15 +56,19 @@ def write_checkpoint(
 ) -> None:
     """Writes `tensors` (by file name, then tensor name) and `files` into an existing empty folder, the state last.
 
-    Raises FileExistsError when the folder is not empty, OSError when the disk refuses.
+    Raises OSError when the disk refuses.
     """
-    require_empty(folder)
     for name in (*tensors, *files):
         (folder / name).parent.mkdir(exist_ok=True)
     for name, by_name in tensors.items():
         contents = {key: tensor.detach().contiguous() for key, tensor in by_name.items()}
         save_file(contents, folder / name, metadata=SAFETENSORS_METADATA)
     seal(folder, step, list(tensors), files, fsync=fsync, base=base)
+
+
+def size_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes; of one that is sharded, those of all ranks."""
+    return sum(one.numel() * one.element_size() for one in tensors)
 
 
 def require_empty(folder: Path) -> None:
@@ -104,6 +108,14 @@ def read_state(folder: Path, *, check: bool = True) -> TrainingState:
         if checksum(folder / name) != noted:
             raise InvalidData(f"{folder / name}: its checksum is not the one that was noted when it was written")
     return state
+
+
+def other_base(folder: Path) -> str:
+    """Says that a checkpoint's base is not this run's."""
+    return (
+        f"{folder}: was not trained on the weights that this run's adapters stand on; recipe.model, its dtype among it,"
+        " has to be what the run began with"
+    )
 
 
 def read_tensors(path: Path, expected: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:

@@ -59,7 +59,7 @@ def _messages(
     if part is CheckPart.DATA:
         yield from check_data(spec, manifest_dir)
     elif part is CheckPart.MODEL:
-        yield from check_model(spec.recipe, manifest_dir)
+        yield from check_model(spec, manifest_dir)
     elif part is CheckPart.CODE:
         yield from _code_messages(spec, manifest_dir)
     else:

@@ -1,5 +1,5 @@
 """The model's config, by transformers and without a tensor: a misspelt field, an architecture that nobody knows,
-adapters for layers that the model does not have."""
+adapters for layers that the model does not have, more GPUs than its heads can be spread over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from polyrl.errors import InvalidData, InvalidManifest
+from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import RecipeSpec
+from polyrl.memory.heads import wrong_spreads
 from polyrl.wire.checks import CheckBegan, CheckFault, CheckMessage, CheckSkipped
 from polyrl_trainer.backends.configs import SpecialTokens
 from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here
@@ -20,8 +22,10 @@ LORA = (*RECIPE, "model", "lora")
 SIZES: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 
-def check_model(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
-    """A config in the manifest, of which a folder's own was written by transformers; and where adapters go."""
+def check_model(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
+    """A config in the manifest, of which a folder's own was written by transformers; where adapters go, and over what
+    the model is spread."""
+    recipe = spec.recipe
     place = LORA if recipe.model.config is None else CONFIG
     config = None
     yield CheckBegan(place, "reading the model's config")
@@ -29,6 +33,8 @@ def check_model(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage
         config = _config(recipe, manifest_dir)
         faults = [] if config is None or recipe.model.config is None else list(_wrong_sizes(config))
         yield from faults
+        if config is not None and not faults:
+            yield from _wrong_spreads(spec, config.get_text_config())
         if config is not None and recipe.model.lora is not None and not faults:
             from polyrl_trainer.backends.models.lora import check_targets
 
@@ -73,6 +79,13 @@ def _wrong_sizes(config: Any) -> Iterator[CheckFault]:
         yield CheckFault((*CONFIG, "num_attention_heads"), f"{heads} does not divide hidden_size ({hidden})")
     elif isinstance(shared, int) and (shared < 1 or heads % shared):
         yield CheckFault((*CONFIG, "num_key_value_heads"), f"{shared} does not divide num_attention_heads ({heads})")
+
+
+def _wrong_spreads(spec: JobSpec, config: Any) -> Iterator[CheckFault]:
+    heads, keys = getattr(config, "num_attention_heads", None), getattr(config, "num_key_value_heads", None)
+    if isinstance(heads, int):
+        for field, sentence in wrong_spreads(spec, heads, keys if isinstance(keys, int) else heads):
+            yield CheckFault(("spec", *field.split(".")), sentence)
 
 
 def _is_none(size: Any) -> bool:

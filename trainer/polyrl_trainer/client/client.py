@@ -185,7 +185,15 @@ class RolloutClient(Rollouts):
             )
 
     async def next(
-        self, step: int, *, purpose: Purpose, min_samples: int, max_samples: int, max_tokens: int, deadline_s: float
+        self,
+        step: int,
+        *,
+        purpose: Purpose,
+        min_samples: int,
+        max_samples: int,
+        max_tokens: int,
+        deadline_s: float,
+        alone: bool = False,
     ) -> Batch:
         what = f"a batch of step {step} ({purpose})"
         answer = await self._requests.request(
@@ -197,6 +205,7 @@ class RolloutClient(Rollouts):
                 max_samples=max_samples,
                 max_tokens=max_tokens,
                 deadline_s=deadline_s,
+                alone=alone,
             ),
             what,
             deadline_s + self._max_manager_outage_s + ANSWER_S,

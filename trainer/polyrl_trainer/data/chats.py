@@ -11,9 +11,10 @@ Refuses what would be lost: a thought that the template writes nowhere, and turn
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from polyrl.errors import InvalidData
 from polyrl_trainer.data.rows import Message
@@ -48,6 +49,28 @@ def chat_texts(messages: Sequence[Message], render: Render) -> list[ChatText]:
     if not texts or whole.startswith(texts[-1].text):
         texts[-1:] = [ChatText(whole, texts[-1].learned if texts else ())]
     return texts
+
+
+def with_read_arguments(messages: Sequence[Message]) -> list[Message]:
+    """The same messages, the arguments of tool calls as objects where they are JSON texts, as OpenAI has them: most
+    templates would write such a text as JSON once more, with all its quotes escaped, or cannot go through it."""
+    return [
+        message | {"tool_calls": [_read(call) for call in message["tool_calls"]]}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _read(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return call | {"function": function | {"arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def is_learned(message: Message) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from polyrl.history.model_card import CARD, ORIGIN, model_card, model_origin
 from polyrl.manifest.job import PolyRLJob
-from polyrl.model_card import CARD, ORIGIN, model_card, model_origin
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.state import TrainerState
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import TokenizerSpec
-from polyrl_trainer.data.chats import WRITTEN, chat_texts, is_learned
+from polyrl_trainer.data.chats import WRITTEN, chat_texts, is_learned, with_read_arguments
 from polyrl_trainer.data.hub import SHOWN_REASON
 from polyrl_trainer.data.rows import Message
 
@@ -210,13 +211,19 @@ class HuggingFaceTokenizer:
 
         if not self._tokenizer.chat_template:
             raise InvalidData("the tokenizer has no chat template; use `prompt` instead of `messages`")
+        render = partial(
+            self._tokenizer.apply_chat_template,
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+        )
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation_prompt
-            )
-        except jinja2.TemplateError as error:
+            try:
+                return str(render(with_read_arguments(messages)))
+            except TypeError:
+                return str(render(list(messages)))  # DeepSeek's puts arguments together as texts
+        except (jinja2.TemplateError, TypeError) as error:
             raise InvalidData(f"the chat template refuses the conversation: {error}") from error
-        return str(rendered)
 
 
 def _setting(values: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyrl.errors import ProtocolError
-from polyrl.sample import Finish, Response, Scored, Span, sample_id
+from polyrl.sample import TURN_REWARD, Finish, Response, Scored, Span, sample_id
 from polyrl.wire import unpack_ids
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
@@ -21,8 +21,6 @@ from polyrl_trainer.user_code.episodes import PastTurn
 
 TRUNCATED: Final = "environment_truncated"
 """Number beside the reward of a sample that had an environment: 1 where it cut the episode."""
-TURN_REWARD: Final = "turn_reward/"
-"""Begins the names of the numbers beside the reward that are an environment's for its turns 0, 1 ..., unless 0."""
 WORD: Final = 4
 """Bytes of a token id, and of its logprob."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from polyrl.sample import DiscardReason, Finish, Purpose, split_sample_id
-from polyrl.wire import TurnDone
+from polyrl.wire import TurnDone, excess_of_metrics
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import TRUNCATED, past_turns, to_sample, turn_reward_metrics
@@ -23,7 +23,7 @@ from polyrl_trainer.rollouts import Rollouts
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes, PastTurn, Played
 from polyrl_trainer.user_code.rewards import CustomGroupFilter, RewardFunction, ScoredTurn
-from polyrl_trainer.user_code.verdicts import Reward, Unscored
+from polyrl_trainer.user_code.verdicts import Reward, Unscored, Verdict
 
 
 @dataclass
@@ -121,14 +121,26 @@ class UserCodeRunner:
             return
         finish = Finish.LENGTH.value if played.truncated else sample.finish_reason
         reward = self.judges[prompt.judge] if prompt.judge else self.reward
-        verdict = await reward.score(replace(sample, turn_rewards=played.turn_rewards, finish_reason=finish), n)
+        sample = replace(sample, turn_rewards=played.turn_rewards, finish_reason=finish)
+        verdict = await reward.score(sample, n)
         if isinstance(verdict, Reward) and self.episodes is not None:
-            numbers = turn_reward_metrics(played.turn_rewards) if self.keeps_turn_rewards else {}
-            verdict = replace(verdict, metrics=verdict.metrics | numbers | {TRUNCATED: float(played.truncated)})
+            verdict = self._with_episode(verdict, sample.id, played)
         if isinstance(verdict, Unscored):
             await self.rollouts.reject(sample.id, verdict.reason, verdict.detail)
         else:
             await self._pass_on(ScoredTurn(sample, turn.response.turn, reward=verdict), turn.purpose)
+
+    def _with_episode(self, verdict: Reward, sample: str, played: Played) -> Verdict:
+        """With the environment's numbers beside the reward's own, which are known to be carried by themselves."""
+        paid = turn_reward_metrics(played.turn_rewards) if self.keeps_turn_rewards else {}
+        numbers = verdict.metrics | paid | {TRUNCATED: float(played.truncated)}
+        excess = excess_of_metrics(numbers)
+        if not excess:
+            return replace(verdict, metrics=numbers)
+        detail = f"the numbers beside `reward` with those of the environment {excess}"
+        unscored = Unscored(DiscardReason.REWARD_INVALID, detail)
+        self.reward.failures.add(sample, unscored)
+        return unscored
 
     async def _pass_on(self, scored: ScoredTurn, purpose: Purpose) -> None:
         """The score, or with a custom group filter the whole group's scores once they are there."""

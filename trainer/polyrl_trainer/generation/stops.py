@@ -1,4 +1,4 @@
-"""Stop strings: a response ends with the token that completes the first of them.
+"""Stop strings: a turn ends with the token that completes the first of them.
 
 Engines end there: at a token that holds such a string by itself (`preparation.stop_token_ids`), and where several
 tokens make it up by the agent beside them, which reads the text (`SamplingParams.stop`). What an engine went on to
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from polyrl.sample import Finish, Response, SamplingParams
+from polyrl.sample import ENVIRONMENT_VERSION, Finish, Response, SamplingParams
 from polyrl.stop_strings import end_of_stop
 from polyrl.wire import unpack_ids
 from polyrl_trainer.data.tokenizers import Tokenizer
@@ -20,10 +20,14 @@ from polyrl_trainer.sample import Sample
 
 
 def up_to_stop(response: Response, stop: Sequence[str], tokenizer: Tokenizer) -> Response:
-    """The response up to its first stop string, ended by it; the same where it holds none."""
-    end = end_of_stop(unpack_ids(response.ids).tolist(), stop, tokenizer.decode) if stop else None
-    if end is None:
+    """The response up to the first stop string of its last turn, ended by it; the same where that holds none."""
+    if not stop:
         return response
+    start = next((span.end for span in reversed(response.spans) if span.version == ENVIRONMENT_VERSION), 0)
+    length = end_of_stop(unpack_ids(response.ids).tolist()[start:], stop, tokenizer.decode)
+    if length is None:
+        return response
+    end = start + length
     return replace(
         response,
         ids=response.ids[: WORD * end],

@@ -28,6 +28,7 @@ from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import scored_sample
+from polyrl_trainer.generation.shared_devices import SharedDevices, not_shared
 from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
 from polyrl_trainer.loops import pass_rates
@@ -77,19 +78,22 @@ class Evaluator:
     supply: GroupSupply
     session: Session
 
-    async def evaluate_if_due(self, every: int, versions: PolicyVersions, backend: TrainingBackend) -> bool:
+    async def evaluate_if_due(
+        self, every: int, versions: PolicyVersions, backend: TrainingBackend, *, learns_on: SharedDevices | None = None
+    ) -> bool:
         """After each `every` steps of a stage (0: never), but not at its end, which is evaluated anyway. Says whether
-        it was due."""
+        it was due. `learns_on` as of `evaluate`."""
         state = self.session.state
         is_due = bool(every) and state.step % every == 0 and not state.stage_done and not self.session.stop.is_set()
         if is_due:
             await versions.ensure_published(backend)
-            await self.evaluate(state.step)
+            await self.evaluate(state.step, learns_on=learns_on)
         return is_due
 
-    async def evaluate(self, step: int) -> dict[str, float] | None:
+    async def evaluate(self, step: int, *, learns_on: SharedDevices | None = None) -> dict[str, float] | None:
         """Measures the newest published version, and reports and gives the numbers of `step`; None when asked to stop
-        meanwhile.
+        meanwhile. `learns_on`: devices on which rows of a file are learned next, so that engines there are to sleep
+        with the last answer where there is no room; None where more is generated next, or nothing is learned.
 
         Raises RunFailed when no sample of a set could be scored or engines lose them again and again, DeadlineExceeded
         when nobody delivers.
@@ -98,7 +102,8 @@ class Evaluator:
         metrics: dict[str, float] = {}
         everything: Answered = []
         for one in asked:
-            answered = await self.session.unless_stopped(self._collect(one))
+            devices = learns_on if learns_on is not None and one is asked[-1] else not_shared()
+            answered = await self.session.unless_stopped(self._collect(one, devices))
             if answered is None:
                 break
             metrics |= self._measure(one, [scored for scored, _ in answered])
@@ -129,21 +134,26 @@ class Evaluator:
         await self.supply.give_up_adopted(plan)
         return EvaluationGroups(rows, groups)
 
-    async def _collect(self, asked: EvaluationGroups) -> Answered:
+    async def _collect(self, asked: EvaluationGroups, devices: SharedDevices) -> Answered:
         answered: Answered = []
         groups = asked.groups
         plan = groups.plan
         awaited_s = longest_wait_s(self.recipe, self.session.sequence_tokens_per_s, plan.sampling.max_new_tokens)
         while groups.live:
-            # A group at a time at least: all of a set may take far longer than the one answer that is awaited.
-            batch = await self.rollouts.next(
+            # A group at a time at least: all of a set may take far longer than the one answer that is awaited. The last
+            # one is awaited by itself where engines are to sleep with it: before, they have others to generate.
+            alone = devices.needs_alone()
+            is_last = asked.missing <= plan.samples_per_group
+            pull = self.rollouts.next(
                 plan.step,
                 purpose=Purpose.EVAL,
                 min_samples=plan.samples_per_group,
-                max_samples=asked.missing,
+                max_samples=asked.missing - (plan.samples_per_group if alone and not is_last else 0),
                 max_tokens=MAX_TOKENS_PER_ANSWER,
                 deadline_s=max(awaited_s, self.session.max_manager_outage_s),
+                alone=alone and is_last,
             )
+            batch = await devices.watched(pull)
             answered += [(self._stopped(one), groups.prompt_of(one.group)) for one in batch.samples]
             groups.use(list(dict.fromkeys(one.group for one in batch.samples)))
             await self.rollouts.acknowledge(batch.number)

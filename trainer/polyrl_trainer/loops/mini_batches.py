@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,17 +16,14 @@ from polyrl_trainer.sample import Sample
 
 
 def draw_mini_batches(samples: Sequence[Sample], groups: int, seed: Sequence[int]) -> list[list[Sample]]:
-    """Mini-batches of so many whole groups; a function of the set of samples and the seed, not of their order: what is
-    complete first is short. Samples of a file have no names, and their order is the file's."""
-    by_group: dict[int, list[Sample]] = {}
-    for sample in sorted(samples, key=lambda one: split_sample_id(one.id) if one.id else (one.group, 0)):
-        by_group.setdefault(sample.group, []).append(sample)
-    numbers = list(by_group)
-    np.random.default_rng(seed).shuffle(numbers)
-    return [
-        [sample for number in numbers[first : first + groups] for sample in by_group[number]]
-        for first in range(0, len(numbers), groups)
-    ]
+    """Mini-batches of as many samples as so many groups have, drawn from all groups: each sees something of every
+    prompt, and learns more than one of whole groups (benchmarks/curves). A function of the set of samples and the seed,
+    not of their order: what is complete first is short. Samples of a file have no names, and their order is the
+    file's."""
+    ordered = sorted(samples, key=lambda one: split_sample_id(one.id) if one.id else (one.group, 0))
+    parts = math.ceil(len({one.group for one in ordered}) / groups)
+    places = np.random.default_rng(seed).permutation(len(ordered))
+    return [[ordered[place] for place in part] for part in np.array_split(places, parts)]
 
 
 def updates_per_step(algorithm: AlgorithmSpec) -> int:

@@ -11,17 +11,17 @@
     surplus goes on and trains in the next step (maxStaleness 0: is cancelled, and its prompts go back to the buffer)
     metrics, checkpoint, evaluation
 
-Invariant I3: each mini-batch holds exactly miniBatchPrompts complete groups, whatever the arrival order; a batch that
-is not whole groups of this step, each for the first time, is a ProtocolError. A step that is abandoned (the run was
-asked to stop) leaves no trace: the state is that of the step's start. The learner waits for at most one thing at a
-time, and each wait has a deadline that names who is awaited.
+Invariant I3: each mini-batch holds exactly miniBatchPrompts complete groups, whatever the arrival order, and one that a
+seed draws as many samples; a batch that is not whole groups of this step, each for the first time, is a ProtocolError.
+A step that is abandoned (the run was asked to stop) leaves no trace: the state is that of the step's start. The learner
+waits for at most one thing at a time, and each wait has a deadline that names who is awaited.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
@@ -39,6 +39,7 @@ from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.generation.from_wire import scored_sample
 from polyrl_trainer.generation.runner import UserCodeRunner
+from polyrl_trainer.generation.shared_devices import SharedDevices, not_shared
 from polyrl_trainer.generation.steps_ahead import StepsAhead
 from polyrl_trainer.generation.stops import unexplained_stops, up_to_stop
 from polyrl_trainer.generation.supply import GroupSupply
@@ -84,6 +85,7 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
         evaluated = evaluator is not None and await evaluator.evaluate_if_due(every, parts.versions, parts.backend)
         # What is ahead waited meanwhile, which says nothing of how fast engines are.
         unsteady = evaluated and algorithm.max_staleness > 0
+    await session.leave(parts.backend)
     return state.step >= algorithm.steps
 
 
@@ -116,6 +118,7 @@ class RlParts(RolloutSide):
     own: OwnAlgorithm = NOTHING_OWN
     critic: Critic | None = None
     """Needed by advantage gae."""
+    devices: SharedDevices = field(default_factory=not_shared)
 
 
 class RlStep:
@@ -261,8 +264,10 @@ class RlStep:
                     max_samples=most,
                     max_tokens=self._recipe.max_tokens_per_micro_batch,
                     deadline_s=max(awaited_s, self._session.max_manager_outage_s),
+                    alone=self._parts.devices.needs_alone(),
                 )
-                batch = await (self._session.unless_stopped(pull) if stoppable else pull)
+                watched = self._parts.devices.watched(pull)
+                batch = await (self._session.unless_stopped(watched) if stoppable else watched)
             if batch is None:
                 return None
             if batch.samples:

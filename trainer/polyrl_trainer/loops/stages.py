@@ -12,14 +12,17 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import structlog
+import torch
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl.manifest.recipe import Mode, RecipeSpec
+from polyrl.manifest.spec import ReservedSleep
 from polyrl_trainer.backends.configs import (
     AdapterConfig,
     EngineConfig,
@@ -28,10 +31,12 @@ from polyrl_trainer.backends.configs import (
     OptimizerConfig,
     SpecialTokens,
 )
+from polyrl_trainer.backends.device_load import device_use
 from polyrl_trainer.backends.learners import Learner, Learners
-from polyrl_trainer.backends.policy import ReferenceScores
+from polyrl_trainer.backends.policy import ReferenceScores, device_name
 from polyrl_trainer.backends.single_process import SingleProcess
 from polyrl_trainer.checkpoints import CRITIC, MODEL
+from polyrl_trainer.generation.shared_devices import SharedDevices
 from polyrl_trainer.loops.critic import Critic, SharedCritic
 from polyrl_trainer.loops.evaluation import PREFIX
 from polyrl_trainer.loops.mini_batches import updates_per_step
@@ -62,15 +67,29 @@ class Stages:
     learners: Learners = field(default_factory=SingleProcess)
     resumed_from: Path | None = None
     own: OwnAlgorithm = NOTHING_OWN
+    sleep: ReservedSleep = ReservedSleep.NEVER
+    """Of an engine on the learner's devices; never where there is none."""
+
+    @cached_property
+    def devices(self) -> SharedDevices:
+        """The learner's, of all stages."""
+        return SharedDevices(self.sleep, partial(device_use, torch.device(device_name(self.engine.device))))
 
     async def run(self, side: RolloutSide | None) -> bool:
         """True when all stages are done, False when the run was asked to stop."""
         mode = self.recipe.mode
+        if not await self.session.unless_stopped(self._gathered()):
+            return False
         if mode in (Mode.DPO, Mode.REWARD_MODEL):
             return await self._preferences(side)
         if mode in (Mode.SFT, Mode.SFT_RL) and not await self._sft(side):
             return False
         return mode is Mode.SFT or await self._rl(side)
+
+    async def _gathered(self) -> bool:
+        """Others may take minutes to come; this process hears meanwhile that it is to leave."""
+        await self.learners.gather()
+        return True
 
     async def _sft(self, side: RolloutSide | None) -> bool:
         state, sft = self.session.state, self.recipe.sft
@@ -78,7 +97,7 @@ class Stages:
             return True
         start = model_source(self.recipe, self.manifest_dir)
         with closing(self._backend(start, sft.optimizer, sft.steps)) as backend:
-            await self._evaluate("base", side, backend)
+            await self._evaluate("base", side, backend, learns_on=self.devices)
             if not await self._train_sft(side, backend):
                 return False
             # With RL to come, this is the same policy as the one that RL starts from.
@@ -91,7 +110,7 @@ class Stages:
         async def after_step() -> None:
             if side is not None and side.evaluator is not None:
                 every = self.recipe.evaluation.every_sft_steps
-                await side.evaluator.evaluate_if_due(every, side.versions, backend)
+                await side.evaluator.evaluate_if_due(every, side.versions, backend, learns_on=self.devices)
 
         return await run_sft_training(
             backend, self.prepared.conversations, self.recipe.sft, session=self.session, after_step=after_step
@@ -106,7 +125,7 @@ class Stages:
             reference = None
             if self.recipe.mode is Mode.DPO:
                 reference = stack.enter_context(closing(self._start_of(start, backend)))
-            await self._evaluate("base", side, backend)
+            await self._evaluate("base", side, backend, learns_on=self.devices)
             if not await run_preference_training(
                 backend, self.prepared.pairs, stage, session=self.session, reference=reference
             ):
@@ -152,20 +171,28 @@ class Stages:
             reference=reference,
             own=self.own,
             critic=critic,
+            devices=self.devices,
         )
         return await run_rl_training(parts, self.recipe, self.session)
 
     async def _evaluate(
-        self, moment: str, side: RolloutSide | None, backend: Learner, only_without: tuple[str, ...] = ()
+        self,
+        moment: str,
+        side: RolloutSide | None,
+        backend: Learner,
+        *,
+        only_without: tuple[str, ...] = (),
+        learns_on: SharedDevices | None = None,
     ) -> None:
-        """Once per moment; skipped when nobody can generate, or when a moment of `only_without` says the same."""
+        """Once per moment; skipped when nobody can generate, or when a moment of `only_without` says the same.
+        `learns_on` as of the evaluator."""
         done = self.session.state.results.evaluations
         if side is None or side.evaluator is None or self.session.stop.is_set():
             return
         if moment in done or any(other in done for other in only_without):
             return
         await side.versions.ensure_published(backend)
-        evaluation = await side.evaluator.evaluate(self.session.state.step)
+        evaluation = await side.evaluator.evaluate(self.session.state.step, learns_on=learns_on)
         if evaluation is not None:
             done = self.session.state.results.evaluations  # of the state as it is by now
             done[moment] = {name.removeprefix(PREFIX): value for name, value in evaluation.items()}

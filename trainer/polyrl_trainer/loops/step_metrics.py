@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -148,6 +149,7 @@ def learning_metrics(
         **_rewards(samples),
         **_lengths(samples),
         **_advantages(samples),
+        **_reward_kl(samples),
         **_device(learned),
         "rollout/duplicates_in_group": duplicates_in_group(samples),
         **_actor(learned, optimizer_steps),
@@ -170,13 +172,18 @@ def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
 
 def solved_shares(samples: Sequence[Sample], filtered: Sequence[Sequence[float]] = ()) -> dict[str, float]:
     """Shares of groups, of those that train and those that the filter took away before: whose rewards are all equal, so
-    that they teach nothing; equal and above 0 (too easy); none of them above 0 (too hard)."""
+    that they teach nothing (those of turns too, where the advantage is of them); equal at the end and above 0 (too
+    easy); none of them above 0 (too hard)."""
+    taught = {(sample.group, sample.reward, sample.turn_rewards) for sample in samples}
+    spread = Counter(group for group, *_ in taught)
     by_group: dict[int, list[float]] = {}
     for sample in samples:
         by_group.setdefault(sample.group, []).append(sample.reward)
     groups = [*by_group.values(), *filtered]
     return {
-        "rollout/zero_std": float(np.mean([min(one) == max(one) for one in groups])),
+        "rollout/zero_std": float(
+            np.mean([count == 1 for count in spread.values()] + [min(one) == max(one) for one in filtered])
+        ),
         "rollout/solve_all": float(np.mean([min(one) == max(one) > 0 for one in groups])),
         "rollout/solve_none": float(np.mean([max(one) <= 0 for one in groups])),
     }
@@ -227,6 +234,12 @@ def _advantages(samples: Sequence[Sample]) -> dict[str, float]:
     if not len(every):
         return {}
     return {**_spread("critic/advantages", every.tolist()), "critic/advantages/std": float(every.std())}
+
+
+def _reward_kl(samples: Sequence[Sample]) -> dict[str, float]:
+    """As verl has it: a mean over samples of their mean over tokens."""
+    divergences = [sample.reward_kl for sample in samples if sample.reward_kl is not None]
+    return {"actor/reward_kl_penalty": float(np.mean(divergences))} if divergences else {}
 
 
 def _device(learned: Mapping[str, float]) -> dict[str, float]:

@@ -83,11 +83,14 @@ def with_advantages(
     samples: Sequence[Sample], algorithm: AlgorithmSpec, own: GroupAdvantage | None = None
 ) -> list[Sample]:
     """The same samples with an advantage on every learned position; of REINFORCE++ their returns, for `whitened`.
-    `own` in place of the named estimator.
+    `own` in place of the named estimator. With the KL penalty in the reward also what it is of each.
 
     Raises InvalidData when the KL penalty is in the reward and a sample lacks the logprobs for it.
     """
     penalties = [_penalties(sample, algorithm) for sample in samples]
+    if _penalizes_reward(algorithm):
+        coefficient = algorithm.kl_coefficient
+        samples = [_with_reward_kl(one, cost / coefficient) for one, cost in zip(samples, penalties, strict=True)]
     if own is not None:
         return _by_own(
             samples, [_shaped(one) - float(cost.sum()) for one, cost in zip(samples, penalties, strict=True)], own
@@ -146,9 +149,19 @@ def _carrying(sample: Sample, values: npt.NDArray[np.floating]) -> Sample:
     return replace(sample, advantages=(sample.loss_mask * values).astype(np.float32))
 
 
+def _penalizes_reward(algorithm: AlgorithmSpec) -> bool:
+    return algorithm.kl_coefficient > 0 and algorithm.kl_place is KlPlace.REWARD
+
+
+def _with_reward_kl(sample: Sample, k1: Floats) -> Sample:
+    """Nothing of a sample without a learned token, of which no mean is."""
+    learned = float(sample.loss_mask.sum())
+    return replace(sample, reward_kl=float(k1.sum()) / learned) if learned else sample
+
+
 def _penalties(sample: Sample, algorithm: AlgorithmSpec) -> Floats:
     """[T]: beta * (log pi - log pi_ref) of each learned token, under the policy that drew it."""
-    if algorithm.kl_coefficient == 0 or algorithm.kl_place is not KlPlace.REWARD:
+    if not _penalizes_reward(algorithm):
         return np.zeros(sample.length)
     if sample.rollout_log_probs is None or sample.reference_log_probs is None:
         raise InvalidData("a KL penalty in the reward needs rollout_log_probs and reference_log_probs on every sample")

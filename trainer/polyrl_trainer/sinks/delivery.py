@@ -4,14 +4,18 @@
 
 A first failure is logged, the count of lost rows at the end. What a sink has is kept beside the run: a trainer that
 goes back to a checkpoint trains some steps again, and neither TensorBoard nor the services can take a row back, so
-what they have stays, and rows up to there are not sent twice.
+what they have stays, and rows up to there are not sent twice. What it is known to have are settled rows alone: of those
+that it took in the last seconds before a kill some may be lost, so they are sent again.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import Any, Final
@@ -74,6 +78,7 @@ class Delivery:
         self._known = dict(self._memory.sent)
         self._gaps = {phase: set(steps) for phase, steps in self._memory.lost.items()}
         self._queue: Queue[Entry] = Queue(QUEUE_ENTRIES)
+        self._unsettled = deque[tuple[float, Entry]]()
         self._offered = self._written = 0
         self._error = ""
         self._sink: MetricsSink | None = None
@@ -86,6 +91,7 @@ class Delivery:
         """Sends it some time, unless the sink has it from an earlier process."""
         if entry.step <= self._known.get(entry.phase, -1) and entry.step not in self._gaps.get(entry.phase, ()):
             return
+        self._gaps.get(entry.phase, set()).discard(entry.step)
         self._offered += 1
         try:
             self._queue.put_nowait(entry)
@@ -115,15 +121,25 @@ class Delivery:
             try:
                 entry = self._queue.get(timeout=POLL_S)
             except Empty:
-                continue
-            if self._delivered(entry):
+                entry = None
+            if entry is not None and self._delivered(entry):
                 self._written += 1
-                self._has(entry)
-                self._remember()
-            else:
+                self._unsettled.append((time.monotonic(), entry))
+            elif entry is not None:
                 self._lose(entry)
+            self._settle(time.monotonic())
         if (sink := self._sink) is not None and self._end[0]:
-            self._try(lambda: sink.finish(*self._end))
+            finish = partial(sink.finish, *self._end)
+            if self._try(finish):
+                self._settle(math.inf)
+
+    def _settle(self, now: float) -> None:
+        """What is written for long enough is what the sink has."""
+        before = len(self._unsettled)
+        while self._unsettled and self._sink is not None and now - self._unsettled[0][0] >= self._sink.settles_s:
+            self._has(self._unsettled.popleft()[1])
+        if len(self._unsettled) < before:
+            self._remember()
 
     def _has(self, entry: Entry) -> None:
         self._memory.sent[entry.phase] = max(entry.step, self._memory.sent.get(entry.phase, -1))

@@ -33,6 +33,8 @@ _FOREIGN: Final = re.compile(r"[^\w.\-/ ]", re.ASCII)
 class MlflowSink:
     """One run there, new or gone on with."""
 
+    settles_s = 0.0
+
     def __init__(self, spec: MlflowSpec, run: SinkRun, known_id: str) -> None:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(TIMEOUT_S))
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(RETRIES))

@@ -62,8 +62,13 @@ class MetricsSink(Protocol):
         """By which a later process of the run goes on with it; empty where its place says that."""
         ...
 
+    @property
+    def settles_s(self) -> float:
+        """Seconds from when a row was written to when it outlives whatever ends this process, by SIGKILL too."""
+        ...
+
     def write(self, row: MetricRow) -> None:
-        """One row; when it returns, the row outlives this process."""
+        """One row."""
         ...
 
     def write_texts(self, texts: Texts) -> None:

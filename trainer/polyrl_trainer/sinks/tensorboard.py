@@ -19,6 +19,7 @@ class TensorBoardSink:
     """RUN/tensorboard."""
 
     id = ""
+    settles_s = 0.0
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -28,6 +28,13 @@ INIT_TIMEOUT_S: Final = 30.0
 """For the server's first answer; W&B's own default is 90 s."""
 FINISH_TIMEOUT_S: Final = 45.0
 """For what is still to be uploaded at the end; it lies on the disk as well."""
+FLUSH_S: Final = 1.0
+"""How often W&B's own process writes what it has to the disk. Its default is 15 s, and what it has not written when it
+is killed is gone: every row of a short run."""
+OFFLINE_SETTLES_S: Final = 2 * FLUSH_S
+"""A row that W&B was given is on the disk by then."""
+ONLINE_SETTLES_S: Final = 20.0
+"""Its server has it by then: W&B sends every 15 s."""
 TABLE_ROWS: Final = 100
 """Of one evaluation; samples.jsonl has all."""
 COLUMNS: Final = (
@@ -54,6 +61,7 @@ class WandbSink:
                 folder=str(run.folder / "wandb"),
                 why=str(error),
             )
+        self.settles_s = OFFLINE_SETTLES_S if self._run.offline else ONLINE_SETTLES_S
         self._run.define_metric(GLOBAL_STEP, hidden=True)
         self._run.define_metric("*", step_metric=GLOBAL_STEP)
 
@@ -90,6 +98,7 @@ def _init(spec: WandbSpec, run: SinkRun, run_id: str, mode: str | None) -> Run:
         init_timeout=INIT_TIMEOUT_S,
         finish_timeout=FINISH_TIMEOUT_S,
         finish_timeout_raises=True,
+        x_transaction_log_flush_interval=FLUSH_S,
     )
     return wandb.init(
         project=spec.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,

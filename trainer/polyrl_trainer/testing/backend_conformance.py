@@ -22,6 +22,7 @@ from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, Mode
 from polyrl_trainer.backends.models.model_factory import load_model
 from polyrl_trainer.losses import sft_loss
 from polyrl_trainer.sample import Sample
+from polyrl_trainer.testing.memory_publisher import exported_tensors
 
 CreateBackend = Callable[[ModelConfig, EngineConfig, OptimizerConfig, CheckpointConfig], TrainingBackend]
 Weights = dict[str, torch.Tensor]
@@ -95,7 +96,7 @@ def draw_samples(seed: int, count: int) -> list[Sample]:
 
 def exported(backend: TrainingBackend) -> Weights:
     """The exported weights by name."""
-    return dict(backend.export_weights())
+    return dict(exported_tensors(backend.export_weights))
 
 
 def take_step(backend: TrainingBackend, parts: Sequence[Sequence[Sample]]) -> float:
@@ -210,8 +211,12 @@ def _saved_and_loaded_continues_bit_for_bit(
     first, second = fresh(), fresh()
     take_step(first, [samples])
     take_step(second, [samples[:3]])
-    first.save(folder)
+    written = first.save(folder)
+    # Steps go on while it is written, and are not in it.
+    norm = take_step(first, [samples[:8]])
+    written.result(WAIT_SECONDS)
     second.load(folder)
+    assert take_step(second, [samples[:8]]) == norm, "a step that was taken while the checkpoint was written is in it"
     for step in range(3):
         part = samples[step * 8 : step * 8 + 8]
         norms = take_step(first, [part]), take_step(second, [part])

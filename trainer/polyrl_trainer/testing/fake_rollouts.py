@@ -59,6 +59,8 @@ class FakeRollouts:
         self._batches: dict[int, tuple[int, ...]] = {}
         self.submitted: list[Group] = []
         self.groups_acknowledged: list[int] = []
+        self.alone: list[bool] = []
+        """Of each request for a batch."""
         self.discarded: dict[int, DiscardReason] = {}
         self.published: list[int] = []
         self.reports: list[tuple[str, int, dict[str, float]]] = []
@@ -136,8 +138,17 @@ class FakeRollouts:
         self._drop(split_sample_id(sample)[0], reason, detail)
 
     async def next(
-        self, step: int, *, purpose: Purpose, min_samples: int, max_samples: int, max_tokens: int, deadline_s: float
+        self,
+        step: int,
+        *,
+        purpose: Purpose,
+        min_samples: int,
+        max_samples: int,
+        max_tokens: int,
+        deadline_s: float,
+        alone: bool = False,
     ) -> Batch:
+        self.alone.append(alone)
         async with asyncio.timeout(deadline_s):
             while (picked := self._pick(step, purpose, min_samples, max_samples)) is None:
                 self._changed.clear()

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
 
 from polyrl.weights import WeightsRef
+from polyrl_trainer.backends.weight_stream import tensor_at
+from polyrl_trainer.weights.images import Image
+from polyrl_trainer.weights.publisher import Export
 
 Tensors: TypeAlias = list[tuple[str, torch.Tensor]]
+
+
+def exported_tensors(export: Export) -> Tensors:
+    """What an export copies, by name, in a memory of its own."""
+    images: list[Image] = []
+
+    def room(size: int) -> Image:
+        images.append(Image(size))
+        return images[-1]
+
+    places = export(room)
+    return [(place.name, tensor_at(images[-1].data, place)) for place in places]
 
 
 class MemoryPublisher:
@@ -22,8 +37,8 @@ class MemoryPublisher:
     def measures(self) -> dict[str, float]:
         return {}
 
-    def snapshot(self, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> Tensors:
-        return list(tensors)
+    def snapshot(self, export: Export, files: dict[str, bytes]) -> Tensors:
+        return exported_tensors(export)
 
     def drop(self, snapshot: Tensors) -> None:
         """Nothing is kept."""

@@ -13,11 +13,19 @@ import polyrl_trainer
 
 def describe(error: BaseException) -> str:
     """`KeyError: 'answer' (/home/me/reward.py:3)`, on one line."""
-    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    text = " ".join(f"{type(error).__name__}: {_words(error)}".split()).removesuffix(":")
     # Half a surrogate pair is legal in a Python text, and nowhere that it is sent to.
     text = text.encode("utf-8", "backslashreplace").decode()
     place = user_place(error)
     return f"{text} ({place})" if place else text
+
+
+def _words(error: BaseException) -> str:
+    """Nothing of an error that cannot say what it is."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the user's class, or a library's, may raise anything
+        return ""
 
 
 def user_place(error: BaseException) -> str:

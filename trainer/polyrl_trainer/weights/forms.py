@@ -65,9 +65,9 @@ class VersionForm:
 class FormMaker:
     """Makes one form after the other, each on the one before where that is worth it."""
 
-    def __init__(self, each: EachOf, chunk_bytes: int) -> None:
-        """`each` works on all cores."""
-        self._each, self._chunk_bytes, self.smallest = each, chunk_bytes, SMALLEST
+    def __init__(self, each: EachOf, chunk_bytes: int, deltas: bool | None = None) -> None:
+        """`each` works on all cores. `deltas`: see `plan_version`."""
+        self._each, self._chunk_bytes, self._deltas, self.smallest = each, chunk_bytes, deltas, SMALLEST
         self._hash_speed = USUAL_HASH_SPEED
 
     def make(
@@ -76,11 +76,11 @@ class FormMaker:
         """A delta would rest on the newest of `kept`. `asked`: manifests since then; `bandwidth`: to all receivers."""
         base = _base_for(version, copied, kept)
         facts = self._facts(copied, base, kept, asked, bandwidth)
-        plan = plan_version(facts, self.smallest)
+        plan = plan_version(facts, self.smallest, self._deltas)
         if plan.is_delta and base is not None:
             delta = b"".join(encode_delta(base.image.data, copied.image.data, self._each))
             facts = replace(facts, delta_bytes=len(delta))
-            plan = plan_version(facts, self.smallest)
+            plan = plan_version(facts, self.smallest, self._deltas)
             if plan.is_delta:
                 manifest = VersionManifest(
                     version,
@@ -126,7 +126,7 @@ class FormMaker:
         bandwidth: float,
     ) -> VersionFacts:
         size = len(copied.image.data)
-        if base is None or size < self.smallest:
+        if base is None or self._deltas is False or (size < self.smallest and not self._deltas):
             return VersionFacts(stream_bytes=size, chain=None if base is None else ())
         bases = {number: form.manifest.base for number, form in kept.items()}
         *deltas, anchor = chain_of(base.manifest.version, bases)

@@ -2,12 +2,17 @@
 
 The first touch of a page costs three times what writing to it costs, and a model has many. An image that was given back
 may be read by a server at that moment: whoever reads enters `reading`, which fails from then on.
+
+An image is a file in memory: the ranks of a learner on this machine map it, and each writes its own rows.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
+import secrets
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
@@ -22,7 +27,15 @@ class Image:
     """The bytes of one version after the other."""
 
     def __init__(self, size: int) -> None:
-        self.data = memoryview(mmap.mmap(-1, size) if size else b"")
+        self.name = f"polyrl-weights-{secrets.token_hex(16)}"
+        descriptor = os.memfd_create(self.name)
+        # A map of nothing is refused.
+        os.ftruncate(descriptor, max(1, size))
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        mapped = mmap.mmap(descriptor, max(1, size))
+        # Once nobody here has a view of it. At exit the kernel does it: threads may still send from it then.
+        weakref.finalize(mapped, _free, descriptor).atexit = False
+        self.data = memoryview(mapped)[:size]
         """uint8[size]"""
         self._lock = threading.Condition()
         self._life = self._readers = 0
@@ -51,6 +64,12 @@ class Image:
         with self._lock:
             self._life += 1
             self._lock.wait_for(lambda: not self._readers)
+
+
+def _free(descriptor: int) -> None:
+    # Ranks keep their maps: without this their pages would stay.
+    os.ftruncate(descriptor, 0)
+    os.close(descriptor)
 
 
 class Images:

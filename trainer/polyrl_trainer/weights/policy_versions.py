@@ -100,7 +100,7 @@ class PolicyVersions:
         self.session.weights_content = b""
 
     def _copy(self, backend: TrainingBackend) -> WeightsCopy:
-        return self.publisher.snapshot(backend.export_weights(), {**backend.serving_files(), **self.files})
+        return self.publisher.snapshot(backend.export_weights, {**backend.serving_files(), **self.files})
 
     def _hand_over(self, version: int, copied: WeightsCopy) -> None:
         if self._waiting is not None:

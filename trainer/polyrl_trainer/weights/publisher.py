@@ -12,12 +12,12 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from math import prod
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TypeAlias
 
 import structlog
 import torch
@@ -28,18 +28,18 @@ from polyrl.errors import ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.weights import CHUNK_BYTES, TensorEntry, WeightsRef
 from polyrl.weights.planning import USUAL_BANDWIDTH, versions_kept
-from polyrl.wire import FromPuller, GetManifest
+from polyrl.wire import FromPuller, GetLent, GetManifest
 from polyrl.wire.sealing import Handshake, LastingKeys
 from polyrl.wire.serving import Content
+from polyrl_trainer.backend import RoomOfSize
+from polyrl_trainer.backends.weight_stream import write_stream
 from polyrl_trainer.weights.forms import FormMaker, VersionForm, WeightsCopy, file_entries
 from polyrl_trainer.weights.images import Image, Images
+from polyrl_trainer.weights.lender import Lender
 from polyrl_trainer.weights.server import MAX_BYTES, MAX_CONNECTIONS, STALL_S, WeightServer, dialled_endpoint
 
-_DTYPES: Final = {
-    torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16",
-    torch.float16: "F16", torch.int16: "I16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-    torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+Export: TypeAlias = Callable[[RoomOfSize], list[TensorEntry]]
+"""Copies weights into a room of their size; see `TrainingBackend.export_weights`."""
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 class WeightPublisher:
     """Publishes until `close`, one version at a time; `snapshot` and `drop` may be called meanwhile."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a limit and a choice each
         self,
         key_file: Path,
         bind: str = "tcp://127.0.0.1:*",
@@ -57,20 +57,23 @@ class WeightPublisher:
         max_connections: int = MAX_CONNECTIONS,
         max_bytes: int = MAX_BYTES,
         stall_s: float = STALL_S,
+        deltas: bool | None = None,
+        lender: Lender | None = None,
     ) -> None:
         """Binds and serves; `advertise`, if given, is the host that agents reach it by, in place of the one bound.
         `max_bytes` may be on their way to all together, and who reads none of it for `stall_s` makes room.
+        `deltas`: whether they are made whatever is quicker. `lender`: lends chunks to those who ask for loans.
 
         Raises InvalidData for a bad key file, OSError when `bind` is taken."""
         keys = read_keys(TrainerKeys, key_file)
-        self._public_key, self._keep = keys.public_key, keep
+        self._public_key, self._keep, self._lender = keys.public_key, keep, lender
         self._images = Images()
         self._kept: dict[int, VersionForm] = {}
         self._in_use: list[Image] = []
         self._asked, self._counting = Counter[int](), threading.Lock()
         """Manifests since the newest version was published."""
         self._hashing = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="weight-hash")
-        self.forms = FormMaker(self._hashing.map, chunk_bytes)
+        self.forms = FormMaker(self._hashing.map, chunk_bytes, deltas)
         lasting = LastingKeys.of(keys.secret_key, keys.public_key, keys.agent_public_key)
         self.server = WeightServer(
             bind,
@@ -82,13 +85,17 @@ class WeightPublisher:
         )
         self.endpoint = dialled_endpoint(self.server, advertise)
 
-    def snapshot(self, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> WeightsCopy:
-        """A copy: the tensors may change afterwards. Raises ProtocolError when a tensor's dtype has no name."""
-        places = _places(tensors)
-        image = self._images.take(sum(place.size for place, _ in places))
-        for place, tensor in places:
-            _copy(tensor, image.data[place.offset : place.offset + place.size])
-        return WeightsCopy(image, [place for place, _ in places], files=files)
+    def snapshot(self, export: Export, files: dict[str, bytes]) -> WeightsCopy:
+        """A copy: the weights may change afterwards. Raises what `export` does; its image is then used no more, since
+        a rank may still write."""
+        taken: list[Image] = []
+
+        def room(size: int) -> Image:
+            taken.append(self._images.take(size))
+            return taken[-1]
+
+        places = export(room)
+        return WeightsCopy(taken[-1], places, files=files)
 
     def drop(self, snapshot: WeightsCopy) -> None:
         """It is not published after all."""
@@ -105,8 +112,8 @@ class WeightPublisher:
         return self._kept[max(self._kept)].measures if self._kept else {}
 
     def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> WeightsRef:
-        """`snapshot` and `publish_snapshot`."""
-        return self.publish_snapshot(version, self.snapshot(tensors, files))
+        """`snapshot` of whole tensors, and `publish_snapshot`. Raises ProtocolError when a dtype has no name."""
+        return self.publish_snapshot(version, self.snapshot(partial(write_stream, dict(tensors)), files))
 
     def publish_snapshot(self, version: int, snapshot: WeightsCopy) -> WeightsRef:
         """Makes it ready to be pulled as `version`. Raises ProtocolError when that was published before with other
@@ -165,6 +172,13 @@ class WeightPublisher:
 
     def _find(self, request: FromPuller) -> Content | None:
         """Called by serving threads."""
+        found = self._content_of(request)
+        if self._lender is None or not isinstance(request, GetLent):
+            return found
+        self._lender.take_back(request.returned)
+        return None if found is None else self._lender.lend(found)
+
+    def _content_of(self, request: FromPuller) -> Content | None:
         kept = self._kept.get(request.version)
         if kept is None:
             return None
@@ -178,27 +192,6 @@ class WeightPublisher:
         reading, data = kept.image.reading(), kept.chunks.get(request.hash)
         # In this order: an image that was given back before is not read.
         return Content(data, reading) if data is not None and self._kept.get(request.version) is kept else None
-
-
-def _places(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[TensorEntry, torch.Tensor]]:
-    """Tensors as one byte stream, widest dtypes first so that each starts at a multiple of its width; no checksums
-    yet."""
-    places, offset = [], 0
-    for name, tensor in sorted(tensors, key=lambda item: (-item[1].element_size(), item[0])):
-        if tensor.dtype not in _DTYPES:
-            raise ProtocolError(f"tensor {name} has dtype {tensor.dtype}, which safetensors cannot name")
-        shape = tuple(tensor.shape)
-        size = prod(shape) * tensor.element_size()
-        entry = TensorEntry(name, _DTYPES[tensor.dtype], shape=shape, offset=offset, size=size, checksum=b"")
-        places.append((entry, tensor))
-        offset += size
-    return places
-
-
-def _copy(tensor: torch.Tensor, place: memoryview) -> None:
-    """The tensor's bytes, row-major, from whatever device."""
-    if len(place):
-        torch.frombuffer(place, dtype=tensor.dtype).view(tensor.shape).copy_(tensor.detach())
 
 
 def _of_config(files: dict[str, bytes], name: str) -> int:

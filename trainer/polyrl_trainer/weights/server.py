@@ -13,6 +13,7 @@ fairness      a frame per receiver and turn
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import resource
 import selectors
@@ -27,7 +28,7 @@ from typing import Final
 
 from polyrl.control import bracketed
 from polyrl.errors import ProtocolError
-from polyrl.wire import FromPuller
+from polyrl.wire import FromPuller, decode_from_puller
 from polyrl.wire.sealing import Handshake
 from polyrl.wire.serving import ROOM_BYTES, Content, ServedConnection
 from polyrl_trainer.dropped_messages import DroppedMessages
@@ -48,6 +49,8 @@ IDLE_S: Final = 60.0
 """As long as a receiver waits for its next chunk."""
 CHECK_S: Final = 0.5
 """Between checks of what is overdue."""
+NO_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Nothing more can be opened for now."""
 PAUSE_S: Final = 0.1
 """Longer between two pieces: nobody asked."""
 PIECE_BYTES: Final = 16 << 10
@@ -64,7 +67,7 @@ STOP_S: Final = 5.0
 @dataclass(eq=False)
 class _Peer:
     socket: socket.socket
-    connection: ServedConnection
+    connection: ServedConnection[FromPuller]
     begun: float
     heard: float
     """When it last asked for something whole or, with a room, had read LEAST_READ more of it."""
@@ -123,13 +126,16 @@ class WeightServer:
             thread.join(STOP_S)
         self._listener.close()
 
-    def accept(self) -> None:
-        """Gives a new connection to the thread with the fewest."""
-        with contextlib.suppress(OSError):
+    def accept(self) -> bool:
+        """Gives a new connection to the thread with the fewest; False when it cannot be opened."""
+        try:
             connected, (address, *_) = self._listener.accept()
             connected.setblocking(False)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             min(self._threads, key=lambda thread: thread.num_connections).adopt(connected, address)
+        except OSError as error:
+            return error.errno not in NO_FILES
+        return True
 
 
 class _ServingThread(threading.Thread):
@@ -148,6 +154,7 @@ class _ServingThread(threading.Thread):
         self._waiting: deque[_Peer] = deque()
         """For a room; nothing is selected for them."""
         self._stopping = False
+        self._listener: socket.socket | None = None
         self.sent, self.busy_s, self._sent_at = 0, 0.0, -inf
         """Bytes, and the seconds between those that followed each other closely."""
         self._selector.register(self._wake, selectors.EVENT_READ, self._take_new)
@@ -157,7 +164,8 @@ class _ServingThread(threading.Thread):
         return len(self._peers) + len(self._new)
 
     def listen(self, listener: socket.socket) -> None:
-        self._selector.register(listener, selectors.EVENT_READ, self._server.accept)
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def adopt(self, connected: socket.socket, address: str) -> None:
         """Called by any thread."""
@@ -181,11 +189,21 @@ class _ServingThread(threading.Thread):
             if time.monotonic() - checked >= CHECK_S:
                 checked = time.monotonic()
                 self._end_overdue(checked)
+                self._listen_again()
         for peer in tuple(self._peers):
             self._end(peer)
         self._selector.close()
         for ours in (self._wake, self._waker):
             ours.close()
+
+    def _accept(self) -> None:
+        if self._listener is not None and not self._server.accept():
+            # Whoever waits there would have this called again at once, and again, until something is closed.
+            self._selector.unregister(self._listener)
+
+    def _listen_again(self) -> None:
+        if self._listener is not None and self._listener not in self._selector.get_map():
+            self.listen(self._listener)
 
     def _take_new(self) -> None:
         self._wake.recv(READ_BYTES)
@@ -194,7 +212,7 @@ class _ServingThread(threading.Thread):
             if len(self._peers) >= self._most and not self._make_way(now):
                 connected.close()
                 continue
-            connection = ServedConnection(self._server.handshake(), self._server.find)
+            connection = ServedConnection(self._server.handshake(), self._server.find, decode_from_puller)
             peer = _Peer(connected, connection, begun=now, heard=now, address=address)
             self._peers.add(peer)
             self._selector.register(connected, selectors.EVENT_READ, peer)

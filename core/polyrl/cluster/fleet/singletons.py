@@ -44,7 +44,8 @@ def children(ctx: ReconcileContext) -> Iterator[Action]:
     present = {(child.kind, child.name): child for child in ctx.facts.children}
     root = names.keys_secret_name(ctx.facts.name)
     secrets = {root, *(names.role_secret_name(ctx.facts.name, role) for role in names.KEY_FILES)}
-    if ctx.wants_manager and any(("Secret", name) not in present for name in secrets):
+    keyed = ctx.wants_manager or ctx.spec.trainer.replicas > 1
+    if keyed and any(("Secret", name) not in present for name in secrets):
         yield MakeKeys(root, manager_hosts(ctx.owner), now=ctx.now)
     wanted = ctx.hashes.fixed
     if any(_differs(place, content, present.get(place)) for place, content in wanted.items()):

@@ -15,10 +15,14 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.state import LastSeenPod
+
+MAX_DIGITS: Final = 10
+"""Of a number that a pod shows: whoever may annotate pods may write any, and statuses hold 64 bits."""
 
 
 class LossCounter(StrEnum):
@@ -51,7 +55,7 @@ def loss_number_of(pod: PodFacts) -> LossNumber | None:
 def parse_loss_number(text: str) -> LossNumber | None:
     """Inverse of str(LossNumber); None for any other text."""
     counter, _, number = text.partition("-")
-    if counter not in {known.value for known in LossCounter} or not number.isdecimal():
+    if counter not in {known.value for known in LossCounter} or not number.isdecimal() or len(number) > MAX_DIGITS:
         return None
     return LossNumber(LossCounter(counter), int(number))
 

@@ -56,6 +56,8 @@ class PodFacts:
     """The scheduler's words when it found no node."""
     unpulled: str = ""
     """Reference of an image that its kubelet cannot pull; empty: none."""
+    fetching: bool = False
+    """Its model is being fetched."""
     deletion_at: float | None = None
     """metadata.deletionTimestamp: when its grace ends, not when it was asked to end."""
     deletion_grace_s: float = 0.0

@@ -121,6 +121,7 @@ def pod_facts(pod: Raw) -> PodFacts | None:
         scheduled_at=_scheduled_at(pod, created_at),
         unschedulable=_unschedulable(pod),
         unpulled=_unpulled(pod),
+        fetching=_fetching(pod),
         deletion_at=unix(raw.text(pod, "metadata", "deletionTimestamp")),
         deletion_grace_s=float(raw.count(pod, "metadata", "deletionGracePeriodSeconds")),
         disruption=raw.text(disrupted, "reason") or "Unknown" if raw.holds(disrupted) else "",
@@ -156,6 +157,11 @@ NOT_PULLED: Final = {
 def _unpulled(pod: Raw) -> str:
     waiting = ((raw.text(one, "image"), raw.text(one, "state", "waiting", "reason")) for one in _containers(pod))
     return next((image or "its image" for image, reason in waiting if reason in NOT_PULLED), "")
+
+
+def _fetching(pod: Raw) -> bool:
+    before = raw.parts(pod, "status", "initContainerStatuses")
+    return any(raw.text(one, "name") == names.FETCH_CONTAINER and "running" in raw.part(one, "state") for one in before)
 
 
 def _exits(pod: Raw) -> tuple[Exit, ...]:

@@ -16,6 +16,7 @@ from polyrl.cluster.acceptance import QUOTA
 from polyrl.cluster.fleet.pools import REASON_LENGTH
 from polyrl.cluster.fleet.singletons import trainer_lives
 from polyrl.cluster.lifecycle import LifecycleStage
+from polyrl.cluster.names import FETCH_CONTAINER
 from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.rollouts import PodState
 from polyrl.cluster.reasons import ConditionReason, FailureReason
@@ -126,6 +127,10 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
         return _draft(False, ConditionReason.MANAGER_UNREACHABLE, "the manager does not answer")
     if job is not None and job.failed > 0 and job.ready == 0:
         return _draft(False, ConditionReason.CRASH_LOOP, f"the trainer failed {job.failed} times and starts again")
+    if fetching := [pod.name for pod in assessment.ctx.facts.of_role(Role.TRAINER) if pod.fetching]:
+        path, log = str(assessment.ctx.spec.recipe.model.path)[:REASON_LENGTH], f"kubectl logs {fetching[0]}"
+        message = f"{fetching[0]} fetches {path}; {log} -c {FETCH_CONTAINER} tells how much has come"
+        return _draft(False, ConditionReason.FETCHING_MODEL, message)
     return _draft(False, ConditionReason.STARTING, "the trainer starts")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
@@ -68,10 +69,14 @@ def _port(name: str, port: int) -> Fields:
 def _claim(owner: Owner, role: Role, name: str, storage: TrainerStorage | JournalStorage) -> Iterator[Object]:
     if storage.ephemeral or storage.claim_name is not None:
         return
-    spec: Fields = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": storage.size}}}
+    spec: Fields = {"accessModes": [_access(storage)], "resources": {"requests": {"storage": storage.size}}}
     if storage.storage_class_name is not None:
         spec["storageClassName"] = storage.storage_class_name
     yield owner.object("v1", "PersistentVolumeClaim", name, role, spec=spec)
+
+
+def _access(storage: TrainerStorage | JournalStorage) -> str:
+    return storage.access_mode if isinstance(storage, TrainerStorage) else "ReadWriteOnce"
 
 
 def _budget(owner: Owner) -> Object:
@@ -84,6 +89,10 @@ def _budget(owner: Owner) -> Object:
     }
     name = names.trainer_name(owner.name)
     return owner.object("policy/v1", "PodDisruptionBudget", name, Role.TRAINER, spec=spec)
+
+
+READ_OF_TRAINER: Final = (*("replicas", "processesPerPod", "contextParallel", "reservedEngine", "reservedMemFraction"),)
+"""Fields of `trainer` that a worker acts on."""
 
 
 def config_map(owner: Owner) -> Object:
@@ -99,10 +108,13 @@ def _job(owner: Owner) -> str:
     """A PolyRLJob again, so that workers read on a cluster what they read on a laptop."""
     spec = owner.job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     rollout, trainer = spec["rollout"], spec["trainer"]
-    chosen = owner.job.spec.rollout.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    written = owner.job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    chosen = written.get("rollout", {})
     read = {
         "recipe": spec["recipe"],
-        "trainer": some(trainer, "replicas", "processesPerPod", "reservedEngine", "reservedMemFraction"),
+        "trainer": some(trainer, *READ_OF_TRAINER)
+        | some(written.get("trainer", {}), "fsdp")
+        | ({"storage": some(trainer["storage"], "accessMode")} if trainer["replicas"] > 1 else {}),
         "rollout": {key: rollout[key] for key in ("engine", "drainSeconds")}
         | some(chosen, "leaseSeconds", "lostAfterSeconds")
         | {"capacity": {"preset": rollout["capacity"]["preset"]} | some(chosen.get("capacity", {}), "metadataService")},

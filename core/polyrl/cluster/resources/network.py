@@ -3,7 +3,9 @@
     operator  -> manager   its HTTP port; from the operator's own namespace
     trainer   -> manager   both planes
     rollout   -> manager   agents' plane                     -> trainer    weights
+    rollout  <-> rollout   chunks of weights, unless `rollout.weightExchange` is Never
     trainer, rollout -> the cluster's DNS, `extraEgress`
+    trainer   -> its other pods  any TCP port, of several pods: those of gloo and NCCL are drawn by the kernel
     trainer   -> public addresses by HTTPS, where the recipe needs them (`publicHttps`)
     rollout   -> the machine's metadata service, where `rollout.capacity.metadataService` asks for it
 
@@ -21,9 +23,10 @@ from polyrl.cluster.actions import Object
 from polyrl.cluster.resources.owner import Owner
 from polyrl.cluster.resources.template import Fields
 from polyrl.manifest.cluster import Egress
-from polyrl.manifest.recipe import HUB_ID, RecipeSpec
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl.manifest.spec import JobSpec
-from polyrl.worker import Role, wants_engines
+from polyrl.weights.lending import FIRST_PORT, LAST_PORT
+from polyrl.worker import Role, exchanges_weights, wants_engines
 
 DNS_PORTS: Final = (53, 5353)
 """Rules see the port of the pod: 53, or 5353 behind OpenShift's Service."""
@@ -51,6 +54,8 @@ PUBLIC: Final[list[Fields]] = [
 ]
 """The internet without private, shared, loopback and link-local ranges (RFC 1918, 6598, 4193), where clusters live and
 metadata services are, by NAT64 neither. A Hub's addresses change by the hour, so they cannot be listed."""
+ANY_TCP: Final = {"protocol": "TCP"}
+"""What learns together speaks on ports that nobody knows before."""
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 """On every namespace, set by the API server itself."""
 
@@ -60,17 +65,30 @@ def network_policies(owner: Owner) -> tuple[Object, ...]:
     spec = owner.job.spec
     outside = [_dns(owner), *(_to(egress) for egress in spec.network_policy.extra_egress)]
     from_trainer = [*outside, *([_egress(PUBLIC, HTTPS_PORT)] if _needs_public(spec) else [])]
-    if not wants_engines(spec):
-        return (_policy(owner, Role.TRAINER, [], from_trainer),)
     trainer, rollout, manager = (_pods(owner, role) for role in (Role.TRAINER, Role.ROLLOUT, Role.MANAGER))
+    to_trainer = []
+    if spec.trainer.replicas > 1:
+        from_trainer.append({"to": [trainer], "ports": [ANY_TCP]})
+        to_trainer.append({"from": [trainer], "ports": [ANY_TCP]})
+    if not wants_engines(spec):
+        return (_policy(owner, Role.TRAINER, to_trainer, from_trainer),)
     from_trainer.append(_egress([manager], names.AGENTS_PORT, names.TRAINER_PORT))
     from_rollout = [*outside, _egress([manager], names.AGENTS_PORT), _egress([trainer], names.PUBLISHER_PORT)]
+    to_rollout: list[Fields] = []
+    if spec.rollout.mooncake is not None:
+        # Rollouts dial: the engine beside each of them listens too, and nobody reaches it.
+        lent = [{"protocol": "TCP", "port": FIRST_PORT, "endPort": LAST_PORT}]
+        from_rollout.append({"to": [trainer], "ports": lent})
+        to_trainer.append({"from": [rollout], "ports": lent})
+    if exchanges_weights(spec, in_pods=True):
+        from_rollout.append(_egress([rollout], names.EXCHANGE_PORT))
+        to_rollout.append(_from([rollout], names.EXCHANGE_PORT))
     if spec.rollout.capacity.metadata_service:
         from_rollout.append(_egress([METADATA], METADATA_PORT))
     return (
         _policy(owner, Role.MANAGER, list(_to_manager(owner, trainer, rollout)), []),
-        _policy(owner, Role.TRAINER, [_from([rollout], names.PUBLISHER_PORT)], from_trainer),
-        _policy(owner, Role.ROLLOUT, [], from_rollout),
+        _policy(owner, Role.TRAINER, [_from([rollout], names.PUBLISHER_PORT), *to_trainer], from_trainer),
+        _policy(owner, Role.ROLLOUT, to_rollout, from_rollout),
     )
 
 
@@ -100,10 +118,10 @@ def _needs_public(spec: JobSpec) -> bool:
 
 
 def _names_a_public_service(recipe: RecipeSpec) -> bool:
-    """A Hub's model, or Weights & Biases; an MLflow server is usually the cluster's own, and has no public address."""
+    """A model that is fetched, or Weights & Biases; an MLflow server is usually the cluster's own, without a public
+    address."""
     wandb = recipe.logging.wandb
-    from_a_hub = recipe.model.path is not None and HUB_ID.fullmatch(recipe.model.path) is not None
-    return from_a_hub or (wandb is not None and wandb.mode != "offline")
+    return recipe.model.may_be_fetched or (wandb is not None and wandb.mode != "offline")
 
 
 def _policy(owner: Owner, role: Role, ingress: list[Fields], egress: list[Fields]) -> Object:

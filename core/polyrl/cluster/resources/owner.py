@@ -96,7 +96,8 @@ def template_hash(owner: Owner, role: Role) -> str:
 
 
 TRAINER_SHAPE: Final = (
-    *("template", "replicas", "processesPerPod", "capacity", "reservedEngine", "reservedMemFraction", "graceSeconds"),
+    *("template", "replicas", "processesPerPod", "contextParallel", "fsdp", "capacity"),
+    *("reservedEngine", "reservedMemFraction", "graceSeconds"),
 )
 
 

@@ -114,6 +114,8 @@ class PodParts:
     priority_class: str = ""
     labels: dict[str, str] | None = None
     subdomain: str = ""
+    before: Sequence[Fields] = ()
+    """Init containers of ours."""
 
 
 def container(worker: Worker, image: str, settings: Settings, volumes: tuple[Mounted, ...]) -> Fields:
@@ -152,6 +154,7 @@ def pod_template(owner: Owner, parts: PodParts, template: PodTemplate | None) ->
         "forced": forced | ({"subdomain": parts.subdomain} if parts.subdomain else {}),
         "securityContext": POD_SECURITY,
         "container": parts.container,
+        "initContainers": parts.before,
         "volumes": [one.volume() for one in parts.volumes],
     }
     merged = merged_metadata(metadata, labels, parts.annotations)
@@ -215,6 +218,10 @@ def code_volume(code: CodeSpec) -> Mounted | None:
 ADVERTISE_ENV: Final = "POLYRL_ADVERTISE_HOST"
 """The pod's own address, from the downward API."""
 
+POD_INDEX_ENV: Final = "POLYRL_POD_INDEX"
+"""Which one of its Job's pods it is."""
+POD_INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
 POD_NAME_ENV: Final = "POLYRL_POD_NAME"
 """The pod's own name: of a Job's pods nobody knows it before."""
 
@@ -224,6 +231,7 @@ PYTHON: Final = "python"
 
 def pod_workers(owner: Owner, cpus: int = 1, pool: Pool = Pool.SPOT) -> Workers:
     """Every worker of the job as it runs in pods, rollouts in `pool`; `cpus` is what the trainer may use."""
+    first = names.first_trainer_host(owner.name, owner.namespace, owner.settings.cluster_domain)
     pods = Pods(
         job=names.JOB_DIR,
         keys=names.KEYS_DIR,
@@ -233,8 +241,12 @@ def pod_workers(owner: Owner, cpus: int = 1, pool: Pool = Pool.SPOT) -> Workers:
         agents_port=names.AGENTS_PORT,
         trainer_port=names.TRAINER_PORT,
         weights_port=names.PUBLISHER_PORT,
+        exchange_port=names.EXCHANGE_PORT,
         advertise=f"$({ADVERTISE_ENV})",
         metrics_port=owner.settings.manager_metrics_port,
+        index=f"$({POD_INDEX_ENV})",
+        job_uid=owner.uid,
+        first_trainer=f"{first}:{names.LEARNERS_PORT}",
     )
     place = RunLocation(names.RUN_DIR, names.MANIFEST_DIR, python=PYTHON, run_epoch=names.EPOCH, cpus=cpus, pods=pods)
     return workers_of(owner.job.spec, place, pool)

@@ -2,6 +2,7 @@
 
 ours always       command, name of the first container, restartPolicy, grace, our labels
 ours unless named image, resource by resource, environment by variable, mounts by path, securityContext by field
+ours, image, variables and mounts as in the first: what runs before it
 both              volumes, tolerations, node requirements (theirs and ours must hold), further containers
 """
 
@@ -55,8 +56,8 @@ def merged_spec(theirs: Fields, ours: Fields, placement: Placement) -> Fields:
     spec["securityContext"] = {**ours["securityContext"], **theirs.get("securityContext", {})}
     spec["containers"] = [_first(theirs, ours["container"]), *(_restricted(one) for one in further)]
     spec["volumes"] = [*theirs.get("volumes", []), *ours["volumes"]]
-    if "initContainers" in theirs:
-        spec["initContainers"] = [_restricted(one) for one in theirs["initContainers"]]
+    if before := [*map(_restricted, theirs.get("initContainers", [])), *_of_ours_before(theirs, ours)]:
+        spec["initContainers"] = before
     spec["tolerations"] = [*theirs.get("tolerations", []), *placement.tolerations]
     if placement.required:
         spec["affinity"] = _affinity(theirs.get("affinity", {}), placement.required)
@@ -89,6 +90,13 @@ def merged_resources(theirs: Fields, ours: Fields) -> Fields:
 def _first(theirs: Fields, ours: Fields) -> Fields:
     containers = theirs.get("containers", [])
     return merged_container(containers[0] if containers else {}, ours)
+
+
+def _of_ours_before(theirs: Fields, ours: Fields) -> list[Fields]:
+    """Init containers of ours, with what the user gave the first container that is no device of its own."""
+    first: Fields = next(iter(theirs.get("containers", [])), {})
+    given: Fields = {key: first[key] for key in ("image", "imagePullPolicy", "env", "volumeMounts") if key in first}
+    return [merged_container(given, one) for one in ours.get("initContainers", ())]
 
 
 def _restricted(container: Fields) -> Fields:

@@ -10,6 +10,10 @@ exit 143                   it was asked to leave and saved: replaced, not counte
 `failurePolicy.rules`      the first that matches
 exit 1, 2                  it gave its reason and would end so again: the Job fails at once
 anything else              counts towards backoffLimit: 75 when it waited in vain, 137 when it was killed, ...
+
+Of several pods one lost rank ends all: the pod that is at fault, or the first one in its place, ends with a code that
+counts, and all others with 143, so that the group is started again together and that counts once
+(`polyrl_trainer.backends.fsdp.pods`).
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl.cluster.resources import pod
+from polyrl.cluster.resources import model, pod
 from polyrl.cluster.resources.owner import Owner, with_content_hash
 from polyrl.cluster.resources.placement import manager_placement, rollout_placement, trainer_placement
 from polyrl.cluster.resources.template import Fields, container_resources, merged_resources
@@ -28,7 +32,15 @@ from polyrl.manifest.engine_args import gpus_per_engine
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.rules.template_gpus import GPU_RESOURCE, reserved_engine_counts
 from polyrl.sample import Pool
-from polyrl.worker import ENGINE_SLOT, ENGINES_MODULE, EXPLAINED_EXITS, HANDED_OVER_EXIT, Role, Worker
+from polyrl.worker import (
+    ENGINE_SLOT,
+    ENGINES_MODULE,
+    EXPLAINED_EXITS,
+    HANDED_OVER_EXIT,
+    Role,
+    Worker,
+    exchanges_weights,
+)
 
 MANAGER_RESOURCES: Final[Fields] = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
 """The manager's benchmark peaks at 86 to 190 MB, and at 513 MB with 8,192 samples of 4,000 tokens."""
@@ -103,6 +115,8 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool) -> Object:
     scratch = pod.tmp_volume(pod.ENGINE_TMP), pod.memory_volume(container_resources(spec.rollout.template))
     volumes = (pod.job_volume(owner), pod.engine_keys_volume(name), *scratch)
     ours = pod.container(made_from.named(name), settings.rollout_image, settings, volumes)
+    if exchanges_weights(spec, in_pods=True):
+        ours["ports"] = [{"name": "exchange", "containerPort": names.EXCHANGE_PORT}]
     ours["resources"] = rollout_resources(spec)
     parts = pod.PodParts(
         role=Role.ROLLOUT,
@@ -167,16 +181,24 @@ def _trainer_template(owner: Owner) -> Fields:
     workers = pod.pod_workers(owner, pod.whole_cpus(merged_resources(their_resources, TRAINER_RESOURCES)))
     run = pod.kept_volume("polyrl-run", names.RUN_DIR, spec.trainer.storage, owner, names.trainer_name(owner.name))
     scratch = pod.tmp_volume(pod.TRAINER_TMP), pod.memory_volume(their_resources)
-    keys = () if workers.manager is None else (pod.keys_volume(owner, Role.TRAINER),)
+    several = spec.trainer.replicas > 1
+    keys = () if workers.manager is None and not several else (pod.keys_volume(owner, Role.TRAINER),)
     code = pod.code_volume(spec.recipe.code)
-    volumes = (pod.job_volume(owner), *scratch, *keys, run, *(() if code is None else (code,)))
+    sources = (pod.job_volume(owner), *scratch[:1], *(() if code is None else (code,)))
+    sources += model.model_volumes(spec.recipe.model)
+    volumes = (*sources, *scratch[1:], *keys, run)
     if workers.reserved is not None:
         volumes += (pod.keys_volume(owner, Role.RESERVED),)
     ours = pod.container(workers.trainer, settings.trainer_image, settings, volumes)
+    given = model.model_environment(spec.recipe.model)
+    ours["env"] = [one for one in ours["env"] if one["name"] not in given]
+    ours["env"] += [{"name": name, "value": value} for name, value in given.items()]
     ours["env"].append(pod.from_field(pod.ADVERTISE_ENV, "status.podIP"))
+    ours["env"] += [pod.from_field(pod.POD_INDEX_ENV, pod.POD_INDEX)] if several else []
     if (secret := spec.recipe.env_secret) is not None:
         ours["envFrom"] = [{"secretRef": {"name": secret}}]
-    ours["ports"] = [{"name": "weights", "containerPort": names.PUBLISHER_PORT}]
+    named = {"weights": names.PUBLISHER_PORT} | ({"learners": names.LEARNERS_PORT} if several else {})
+    ours["ports"] = [{"name": name, "containerPort": port} for name, port in named.items()]
     ours["resources"] = TRAINER_RESOURCES
     if workers.reserved is not None:
         ours["env"].insert(0, pod.from_field(pod.POD_NAME_ENV, "metadata.name"))
@@ -192,6 +214,7 @@ def _trainer_template(owner: Owner) -> Fields:
         annotations=pod.KEPT,
         priority_class=settings.trainer_priority_class,
         subdomain=names.trainer_name(owner.name),
+        before=model.fetch_containers(spec.recipe, settings.trainer_image, settings, volumes=sources),
     )
     return pod.pod_template(owner, parts, spec.trainer.template)
 

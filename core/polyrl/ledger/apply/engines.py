@@ -7,9 +7,10 @@ from typing import Final
 
 from polyrl.ledger import events, speed
 from polyrl.ledger.apply.samples import count_work, end_recall, increment, wake
-from polyrl.ledger.causes import GoneCause
+from polyrl.ledger.causes import GoneCause, RestPhase
 from polyrl.ledger.measures.departures import MEMORY, Departed
 from polyrl.ledger.measures.losses import Losses
+from polyrl.ledger.measures.rests import Rest
 from polyrl.ledger.state import LeasedEngine, LedgerState, step_key
 from polyrl.sample import Pool, Purpose
 
@@ -78,7 +79,7 @@ def apply_trainer_greeted(state: LedgerState, event: events.TrainerGreeted) -> N
         state.replaced.append(state.trainer)
         del state.replaced[:-REPLACED_MEMORY]
     if event.trainer != state.trainer:
-        state.learner.busy_since = inf
+        state.learner.busy_since, state.learner.alone = inf, False
         for sample in state.samples.values():
             sample.trainer_has = 0
     state.trainer, state.trainer_since, state.covers = event.trainer, event.at, event.covers
@@ -96,6 +97,8 @@ def apply_engine_greeted(state: LedgerState, event: events.EngineGreeted) -> Non
         engine = state.engines[event.engine] = LeasedEngine(event.engine, event.pool, capacity=event.capacity)
     engine.pool, engine.capacity = event.pool, event.capacity
     _begin_anew(state, engine, event.at, event.seq)
+    phase = RestPhase.ASLEEP if event.asleep else RestPhase.AWAKE
+    engine.rest = Rest(event.sleeps, phase if event.sleeps else RestPhase.AWAKE, since=event.at)
     for version in event.versions[-SERVED_MEMORY:]:
         _verify(engine, version)
     _serve(engine, event.version)
@@ -190,6 +193,25 @@ def apply_engine_serving(state: LedgerState, event: events.EngineServing) -> Non
     state.usage.change_present(_is_present(state, engine) - before, event.at)
 
 
+def apply_engine_rests(state: LedgerState, event: events.EngineRests) -> None:
+    engine, seconds = state.engines[event.engine], state.learner.rests
+    before, taken = _is_present(state, engine), event.at - engine.rest.since
+    if (engine.rest.phase, event.phase) == (RestPhase.FALLING, RestPhase.ASLEEP):
+        seconds.sleep_s = speed.smoothed(seconds.sleep_s, taken)
+    elif (engine.rest.phase, event.phase) == (RestPhase.WAKING, RestPhase.AWAKE) and engine.served:  # no first start
+        seconds.wake_s = speed.smoothed(seconds.wake_s, taken)
+    engine.rest = Rest(engine.rest.able, event.phase, since=event.at, due=event.due)
+    if event.phase is not RestPhase.AWAKE:
+        engine.version = -1  # until it has weights again nothing is placed on it
+    state.usage.change_present(_is_present(state, engine) - before, event.at)
+    wake(state, event.due)
+
+
+def apply_waking_put_off(state: LedgerState, event: events.WakingPutOff) -> None:
+    state.learner.rests.next_try_at = event.until
+    wake(state, event.until)
+
+
 def apply_weights_awaited(state: LedgerState, event: events.WeightsAwaited) -> None:
     state.engines[event.engine].weights_at = event.retry_at
     wake(state, event.retry_at)
@@ -246,9 +268,10 @@ def apply_text_sent(state: LedgerState, event: events.TextSent) -> None:
 
 def apply_leases_renewed(state: LedgerState, event: events.LeasesRenewed) -> None:
     for engine in state.engines.values():
-        _come_back(state, engine, event.at)
+        # One that was silent before stays so until it is heard: it may run what has been moved away from it.
         engine.heard_at = max(engine.heard_at, event.at)
         engine.counts_from = event.at
+        speed.pause_window(engine, event.at + speed.BACKLOG_S)
     for assignment in state.assignments.values():
         assignment.progress_at = max(assignment.progress_at, event.at)
 

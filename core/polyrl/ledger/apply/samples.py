@@ -70,7 +70,7 @@ def end_learning(state: LedgerState, at: float) -> None:
     learner = state.learner
     if isfinite(learner.busy_since) and at > learner.busy_since and learner.tokens:
         learner.token_s = speed.smoothed(learner.token_s, (at - learner.busy_since) / learner.tokens)
-    learner.busy_since, learner.tokens = inf, 0
+    learner.busy_since, learner.tokens, learner.alone = inf, 0, False
 
 
 def _work_name(group: Group) -> str:
@@ -98,6 +98,7 @@ def _end_assignment(state: LedgerState, number: int, at: float) -> Assignment:
     engine.kv -= assignment.kv
     engine.kv_growth -= growth
     engine.kv_since -= assignment.kv - growth
+    engine.starting -= not assignment.begun
     if assignment.reading:
         speed.stop_reading(engine, assignment.reading)
     engine.gaps.pop(number, None)
@@ -201,6 +202,7 @@ def _begin_assignment(state: LedgerState, event: events.Assigned | events.Reclai
     engine.work.change(_work_name(group), 1)
     reading = speed.begin_reading(engine, reading, event.at)
     engine.running[event.assignment] = None
+    engine.starting += 1
     limit = sample.length + tokens_left(state, sample, engine.capacity.max_context)
     kv_end = min(limit, sample.length + max(1, event.kv - len(group.prompt_ids) // 4 - sample.length))
     engine.kv += event.kv
@@ -255,6 +257,9 @@ def apply_moved(state: LedgerState, event: events.Moved) -> None:
     assignment = _end_assignment(state, event.assignment, event.at)
     sample = state.samples[assignment.sample]
     sample.moved_at = event.at
+    if event.cause is MoveCause.REBALANCED:
+        made = sample.length - sample.spans[-1].start if assignment.begun else 0
+        speed.end_trial(state.engines[assignment.engine], made, event.at - assignment.at)
     is_failure = event.cause in AVOIDED_CAUSES
     sample.avoid = assignment.engine if is_failure else ""
     sample.avoid_until = event.at + AVOID_S if is_failure else -inf
@@ -390,9 +395,13 @@ def apply_batch_packed(state: LedgerState, event: events.BatchPacked) -> None:
         return
     state.batches[event.batch] = BatchState(event.wanted, list(event.groups), last=event.last)
     state.learner.held_until = -inf
-    if event.wanted.purpose is Purpose.TRAIN and not state.pending:
-        # A trainer that has asked for more already says that it needs its devices for nothing yet.
+    learned = event.wanted.purpose is Purpose.TRAIN and (event.wanted.alone or not state.pending)
+    if learned or event.wanted.alone:
+        # A trainer that has asked for more already says that it needs its devices for nothing yet. What follows an
+        # evaluation that needs them is learned from a file.
+        state.learner.alone |= event.wanted.alone
         state.learner.busy_since = min(state.learner.busy_since, event.at)
+    if learned:
         tokens = sum(group_tokens(state, number) for number in event.groups)
         state.learner.tokens += tokens
         state.learner.group_tokens = speed.smoothed(state.learner.group_tokens, tokens / len(event.groups))
@@ -425,7 +434,8 @@ def apply_batch_returned(state: LedgerState, event: events.BatchReturned) -> Non
 
 
 def apply_batch_acknowledged(state: LedgerState, event: events.BatchAcknowledged) -> None:
-    end_learning(state, event.at)
+    if not state.learner.alone:  # further passes over the step may follow, and engines that wake would take their room
+        end_learning(state, event.at)
     numbers = state.batches.pop(event.batch).groups
     for number in numbers:
         group = state.groups[number].group

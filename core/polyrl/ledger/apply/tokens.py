@@ -19,6 +19,7 @@ def apply_tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
     assignments, samples, ids, logprobs = state.assignments, state.samples, event.ids, event.logprobs
     version, at, begin = event.version, event.at, 0
     engine = state.engines[event.engine]
+    beginning = first_tokens = 0
     for number, size in zip(numbers, counts, strict=True):
         if not size:
             continue
@@ -42,11 +43,18 @@ def apply_tokens_taken(state: LedgerState, event: events.TokensTaken) -> None:
         else:
             spans.append(OpenSpan(position, stop, version=version, engine=event.engine, attempt=attempt))
             engine.rejections = 0
+            if not assignment.begun:
+                assignment.begun = True
+                engine.starting -= 1
+                beginning += 1
+                first_tokens += size
             if assignment.reading:
                 speed.end_reading(engine, assignment.reading, at)
                 assignment.reading = 0
         begin = end
     _count_deltas(state, event, begin >> 2)
+    if begin:
+        _observe(state, event, (begin >> 2) - first_tokens, beginning)
     engine.kv_growth -= begin >> 2
     engine.kv_since += begin >> 2
     if engine.gaps:
@@ -77,7 +85,13 @@ def _count_deltas(state: LedgerState, event: events.TokensTaken, tokens: int) ->
         return
     engine.failures = 0
     engine.tokens += tokens
+
+
+def _observe(state: LedgerState, event: events.TokensTaken, tokens: int, beginning: int) -> None:
+    """`tokens` came of what had begun before; `beginning` samples have begun since the frame before."""
+    engine = state.engines[event.engine]
     if state.window_open or engine.pool is not Pool.RESERVED:
-        speed.observe_tokens(engine, tokens, event.at)
+        decoding = len(engine.running) - engine.starting - beginning
+        speed.observe_tokens(engine, tokens, decoding, event.at)
     else:
         engine.token_at = event.at  # its devices learn meanwhile

@@ -68,7 +68,6 @@ class Audit:
         self.window.renewed(entry.at)
 
     def _renewed(self, event: f.LeasesRenewed, entry: history.HistoryEntry) -> None:
-        self.engines.renewed()
         self.batches.renewed(entry.at)
         self.window.renewed(entry.at)
 
@@ -121,6 +120,10 @@ class Audit:
         if assigned is not None:
             self.engines.assignment_ended(assigned.engine, number)
 
+    def _packed(self, event: f.BatchPacked, entry: history.HistoryEntry) -> None:
+        self.batches.packed(event, entry.at)
+        self.window.packed(event, entry.at)
+
     def _gone(self, event: f.EngineGone, entry: history.HistoryEntry) -> None:
         self.engines.gone(event, entry.at)
         self.window.gone(event.engine)
@@ -150,7 +153,7 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     f.GroupCompleted: lambda audit, event, entry: audit.batches.completed(event, entry.at),
     f.BatchRequested: lambda audit, event, entry: audit.batches.requested(event, entry.at),
     f.BatchRequestClosed: lambda audit, event, entry: audit.batches.closed(event, entry.at),
-    f.BatchPacked: lambda audit, event, entry: audit.batches.packed(event, entry.at),
+    f.BatchPacked: Audit._packed,
     f.BatchAcknowledged: lambda audit, event, entry: audit.batches.acknowledged(event, entry.at),
     f.BatchReleased: lambda audit, event, entry: audit.batches.released(event, entry.at),
     f.BatchReturned: lambda audit, event, entry: audit.batches.returned(event, entry.at),
@@ -160,6 +163,7 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     f.EngineSilent: _of_engine(EngineAudit.fell_silent),
     f.EngineReturned: _of_engine(EngineAudit.returned),
     f.EngineServing: _of_engine(EngineAudit.serving),
+    f.EngineRests: _of_engine(EngineAudit.rests),
     f.EngineQuarantined: _of_engine(EngineAudit.quarantined),
     f.EngineDraining: _of_engine(EngineAudit.draining),
     f.EngineGone: Audit._gone,

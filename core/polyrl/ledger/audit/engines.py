@@ -8,7 +8,7 @@ from typing import Final
 
 from polyrl.ledger import events as f
 from polyrl.ledger.audit.findings import Findings
-from polyrl.ledger.causes import GoneCause
+from polyrl.ledger.causes import GoneCause, RestPhase
 from polyrl.ledger.config import LedgerConfig
 from polyrl.sample import Pool
 
@@ -34,6 +34,8 @@ class AuditedEngine:
     draining: bool = False
     silent: bool = False
     drain_at: float = 0.0
+    holds_memory: bool = False
+    """It can sleep on the trainer's devices, and does not."""
     heard_at: float = -inf
     """Its last sign of life; known once it is gone."""
     verified: set[int] = field(default_factory=set)
@@ -61,12 +63,21 @@ class EngineAudit:
         engine = self.live.setdefault(event.engine, made)
         engine.max_running, engine.max_context, engine.pool = capacity.max_running, capacity.max_context, event.pool
         engine.verified.update(event.versions)
+        engine.holds_memory = event.sleeps and not event.asleep and event.pool is Pool.RESERVED
         engine.serve(event.version)
 
     def serving(self, event: f.EngineServing, at: float) -> None:
         engine = self._leased(event.engine, f"says that it serves version {event.version}", at)
         if engine is not None:
             engine.serve(event.version)
+
+    def rests(self, event: f.EngineRests, at: float) -> None:
+        engine = self._leased(event.engine, f"is {event.phase}", at)
+        if engine is None:
+            return
+        engine.holds_memory = event.phase is not RestPhase.ASLEEP
+        if event.phase is not RestPhase.AWAKE:
+            engine.serve(-1)
 
     def quarantined(self, event: f.EngineQuarantined, at: float) -> None:
         engine = self._leased(event.engine, f"is quarantined for {event.cause}", at)
@@ -94,11 +105,6 @@ class EngineAudit:
     def returned(self, event: f.EngineReturned, at: float) -> None:
         engine = self._leased(event.engine, "returns", at)
         if engine is not None:
-            engine.silent = False
-
-    def renewed(self) -> None:
-        """The manager had been away: nobody's silence counts."""
-        for engine in self.live.values():
             engine.silent = False
 
     def gone(self, event: f.EngineGone, at: float) -> None:

@@ -1,6 +1,7 @@
 """The reserved window as an audit sees it: who generates on the trainer's devices, when, and for how long (I9).
 
-Two things must hold. Outside the window, while the trainer learns, reserved engines get nothing that others could take.
+Three things must hold. Outside the window, while the trainer learns, reserved engines get nothing that others could
+take. What is learned where there is no room beside engines is given when those that can sleep do.
 And a window that closes was never used for longer than the work takes that was left in it, at the speed measured by
 then (one that closes before any was measured is not timed):
 
@@ -65,6 +66,15 @@ class WindowAudit:
 
     def submitted(self, event: f.GroupSubmitted) -> None:
         self._left += event.group.n * event.group.sampling.max_new_tokens
+
+    def packed(self, event: f.BatchPacked, at: float) -> None:
+        if not (event.groups and event.wanted.alone):
+            return
+        self._findings.saw("I9", "batches that need the devices alone")
+        awake = [name for name, engine in self._engines.live.items() if engine.holds_memory]
+        if awake:
+            text = f"batch {event.batch} needs the devices alone, and {', '.join(awake)} held memory there"
+            self._findings.broke("I9", at, text)
 
     def assigned(self, event: f.Assigned, at: float) -> None:
         engine = self._engines.live.get(event.engine)

@@ -41,7 +41,11 @@ NEEDS: Final[Mapping[type[ToAgent | ToTrainer], Safety]] = {
     wire.Welcome: Safety.COMMITTED,
     wire.Resend: Safety.COMMITTED,
     wire.Recall: Safety.COMMITTED,
+    wire.GoToSleep: Safety.COMMITTED,
+    wire.WakeUp: Safety.COMMITTED,
     wire.TrainerHeartbeat: Safety.COMMITTED,
+    # Sent by sessions, which ask the ledger for nothing; whole again after each greeting.
+    wire.Peers: Safety.COMMITTED,
     # A measure: nobody relies on it.
     wire.VersionServed: Safety.COMMITTED,
     # Names only; what they stand for is fetched, and that waits.

@@ -10,11 +10,12 @@ import msgspec
 
 from polyrl import wire
 from polyrl.ledger import events
-from polyrl.ledger.causes import GoneCause, MoveCause
+from polyrl.ledger.causes import GoneCause, MoveCause, RestPhase
 from polyrl.ledger.messages.deltas import take_deltas
 from polyrl.ledger.scheduling.leases import announce, drain_engine, lose_engine
 from polyrl.ledger.scheduling.moves import half_open, move, quarantine, resume_pause, suspect_refusals
 from polyrl.ledger.scheduling.recalls import complete_recall, reclaim
+from polyrl.ledger.scheduling.rests import falls_asleep, fell_asleep, order_again
 from polyrl.ledger.state import LeasedEngine, LedgerState, assign_message, tokens_left
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Pool
@@ -71,6 +72,8 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
             _serve(transition, engine, version, receipt=message.receipt)
         case wire.WeightsFailed(_, serving):
             _serve(transition, engine, serving, failed=True)
+        case wire.Asleep():
+            fell_asleep(transition, engine)
         case wire.HandBack():
             _handed_back(transition, engine, message)
         case wire.PrefixUnknown(number):
@@ -111,8 +114,10 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
         transition.ignore("refusedHello")
         transition.send(name, wire.Fenced(refusal))
         return
-    returns = name in state.vanished and (name not in state.engines or state.engines[name].silent)
-    if returns and name in state.engines:
+    known = state.engines.get(name)
+    falling = known.rest if known is not None and falls_asleep(known, hello) else None
+    returns = name in state.vanished and (known is None or known.silent)
+    if returns and known is not None:
         transition.record(events.EngineReturned(name, now))
     transition.record(_greeting(state, _within_bounds(transition, hello), now))
     if returns:
@@ -125,6 +130,8 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
     _reconcile_held(transition, engine, hello)
     # Only now: it sends what it holds as soon as it is welcome, and would send again what it is asked for afterwards.
     transition.send(name, wire.Welcome(config.run_epoch, config.lease_s, beat_s=config.beat_s, delta_s=config.delta_s))
+    if falling is not None:
+        order_again(transition, engine, falling)
     if hello.leaving_s is not None and now + hello.leaving_s < engine.drain_at:
         drain_engine(transition, name, deadline_s=hello.leaving_s, reason=hello.leaving_reason)
     elif engine.draining:
@@ -144,12 +151,14 @@ def _within_bounds(transition: Transition, hello: wire.Hello) -> wire.Hello:
     counts = {one for one in named if _counts(state, known, one, hello.receipts.get(one, b""))}
     if counts != named:
         transition.ignore("unverifiedVersion")
+    serves, falls = hello.weight_version in counts, falls_asleep(known, hello)
+    before = (hello.weight_version,) if serves and falls and hello.weight_version >= 0 else ()
     return msgspec.structs.replace(
         hello,
         max_running=min(hello.max_running, config.max_running),
         max_context=min(hello.max_context, config.max_context),
-        weight_version=hello.weight_version if hello.weight_version in counts else NO_VERSION,
-        versions=tuple(version for version in hello.versions if version in counts),
+        weight_version=hello.weight_version if serves and not falls else NO_VERSION,
+        versions=(*(version for version in hello.versions if version in counts), *before),
     )
 
 
@@ -174,6 +183,9 @@ def _greeting(state: LedgerState, hello: wire.Hello, now: float) -> events.Event
     known = state.engines.get(hello.engine)
     capacity, version = hello.capacity, hello.weight_version
     as_before = known is not None and (known.pool, known.capacity, known.version) == (hello.pool, capacity, version)
+    phase = RestPhase.ASLEEP if hello.sleeps and hello.asleep else RestPhase.AWAKE
+    phase = RestPhase.FALLING if falls_asleep(known, hello) else phase
+    as_before = as_before and known is not None and (known.rest.able, known.rest.phase) == (hello.sleeps, phase)
     if known is not None and as_before and set(hello.versions) <= set(known.served):
         return events.EngineGreetedAgain(hello.engine, now, seq=hello.seq)
     return events.EngineGreeted(
@@ -184,6 +196,8 @@ def _greeting(state: LedgerState, hello: wire.Hello, now: float) -> events.Event
         at=now,
         versions=hello.versions,
         seq=hello.seq,
+        sleeps=hello.sleeps,
+        asleep=hello.asleep,
     )
 
 
@@ -234,8 +248,12 @@ def _serve(
     if not believed:
         transition.ignore("unverifiedVersion")
         version = NO_VERSION
-    if _wavers(transition, engine, version):
+    if engine.rest.phase is RestPhase.AWAKE and _wavers(transition, engine, version):
         believed, version = False, engine.version
+    if engine.rest.phase in (RestPhase.FALLING, RestPhase.ASLEEP):
+        version = NO_VERSION  # it was said before it slept
+    elif engine.rest.phase is RestPhase.WAKING and version >= 0:
+        transition.record(events.EngineRests(engine.name, RestPhase.AWAKE, due=inf, at=transition.now))
     if version != engine.version:
         transition.record(events.EngineServing(engine.name, version, at=transition.now))
         _notify_if_first(transition, engine)

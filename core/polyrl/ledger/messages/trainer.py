@@ -36,7 +36,7 @@ from polyrl.ledger.state import (
     turn_done,
 )
 from polyrl.ledger.transition import Transition
-from polyrl.sample import DiscardReason, Group, Purpose, group_digest, sample_id, split_sample_id
+from polyrl.sample import TURN_REWARD, DiscardReason, Group, Purpose, group_digest, sample_id, split_sample_id
 from polyrl.wire.ranges import has_number
 
 FETCH_TOKENS: Final = 1 << 19
@@ -273,8 +273,12 @@ def _complete(transition: Transition, number: int) -> None:
     entry = state.groups[number]
     if entry.scored < entry.group.n:
         return
-    rewards = [state.samples[sample_id(number, index)].reward for index in range(entry.group.n)]
-    if entry.group.purpose is Purpose.EVAL or passes(group_filter, rewards):
+    samples = [state.samples[sample_id(number, index)] for index in range(entry.group.n)]
+    rewards = [sample.reward for sample in samples]
+    of_turns = [
+        {name: paid for name, paid in sample.metrics.items() if name.startswith(TURN_REWARD)} for sample in samples
+    ]
+    if entry.group.purpose is Purpose.EVAL or passes(group_filter, rewards, of_turns):
         transition.record(events.GroupCompleted(number, transition.now))
     else:
         text = f"rewards from {min(rewards):g} to {max(rewards):g} do not pass {group_filter}"

@@ -16,9 +16,10 @@ An engine that runs a sibling has read their prompt already; the engine that end
 version that it still serves, has read all of it but what the environment wrote. So siblings gather, and later turns
 return, until a fuller engine costs more than reading again.
 
-Where a sample runs, the same formula says what staying costs: nothing is left to read, and an engine that will be taken
-away before the sample is done costs infinitely much. One that is silent is expected to be so for as long again: a short
-stall is sat out where moving would cost more, and who waits for the dead pays more from second to second.
+Where a sample runs, the same formula says what staying costs: what is left to read are the prompts before it and its
+own, until its first token comes, and an engine that will be taken away before the sample is done costs infinitely much.
+One that is silent is expected to be so for SILENT_TIMES as long: a short stall is sat out where moving would cost far
+more, and who waits for the dead pays more from second to second.
 
 Whether an engine can take a sample at all is no matter of cost: it serves a version that may generate, has a free slot,
 a context that holds the sample, and KV room (see `fits`).
@@ -37,6 +38,10 @@ from polyrl.ledger.scheduling.window import loss_seconds, opens_in
 from polyrl.ledger.state import LeasedEngine, LedgerState, SampleState, context_used
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Group, Pool, sample_id
+
+SILENT_TIMES: Final = 8.0
+"""How many times longer than it was an engine's silence is taken to last: most are dead, and what one that is not makes
+meanwhile is taken back (see `recalls`)."""
 
 KV_REPORT_S: Final = 5.0
 """Age at which an engine's own count of its free KV room is no longer believed: five of its heartbeats."""
@@ -217,15 +222,16 @@ class Costs:
         wait = self.pace(engine).wait(1, running, request.expected)
         return wait + self._among(engine, request, running, has_sibling=True)
 
-    def staying(self, engine: LeasedEngine, expected: int) -> float:
-        """For a sample that `engine` runs, with so many tokens to come."""
+    def staying(self, engine: LeasedEngine, expected: int, unread: int = 0) -> float:
+        """For a sample that `engine` runs, with so many tokens to come, after so many that it reads before."""
         tokenless = speed.tokenless_s(engine)
         seconds = expected * max(self.step(engine), tokenless if tokenless >= speed.TOKENLESS_S else 0.0)
+        seconds += self.pace(engine).read(unread)
         if engine.draining:
             left = engine.drain_at - self._now
             return inf if seconds > left - reserve_of(left) else seconds
         if engine.silent:
-            seconds += self._now - engine.heard_at
+            seconds += SILENT_TIMES * (self._now - engine.heard_at)
         return opens_in(self._state, engine, self._now) + seconds
 
     def step(self, engine: LeasedEngine, more: int = 0) -> float:

@@ -1,7 +1,8 @@
 """Deadlines: leases, drains, progress, repeated questions, late answers. All are looked through in one `tick`.
 
-An engine's silence counts only while we were listening: if the tick itself comes long after it was due, this process
-was stopped or starved, and every lease is renewed instead of a whole healthy fleet being declared dead.
+An engine's silence counts only while we were listening: if any input comes long after a tick was due, this process was
+stopped or starved, and every lease is renewed instead of a whole healthy fleet being declared dead. Nor is what passed
+meanwhile the time that engines took for the tokens which lie in our sockets.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Final
 
 from polyrl.ledger import events
 from polyrl.ledger.batching import close_late, discard_group
-from polyrl.ledger.causes import GoneCause, MoveCause
+from polyrl.ledger.causes import GoneCause, MoveCause, RestPhase
 from polyrl.ledger.scheduling.moves import move, quarantine
+from polyrl.ledger.scheduling.rebalance import SCAN_PAUSE_S
+from polyrl.ledger.scheduling.rests import overdue
 from polyrl.ledger.state import Assignment, LedgerState
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Pool
-from polyrl.wire import Announce, StartDrain, TurnsAwaited
+from polyrl.wire import Announce, Fenced, StartDrain, TurnsAwaited
 
 TICK_RESOLUTION_S: Final = 0.1
 """Deadlines that fall closer together are looked at together; a tick reads every live sample."""
@@ -35,10 +38,10 @@ READING_SHARE: Final = 4
 
 def tick(transition: Transition) -> None:
     """Everything whose time has come."""
-    if transition.now - transition.state.due > transition.config.lease_s / 2:
-        transition.record(events.LeasesRenewed(transition.now))
+    transition.fleet.absence_noticed = False
     _end_leases(transition)
     _end_drains(transition)
+    _end_awake(transition)
     stall_due = _find_stalled(transition)
     _announce_again(transition)
     ask_due = _ask_again(transition)
@@ -47,6 +50,14 @@ def tick(transition: Transition) -> None:
     listened_to = ask_due if isfinite(transition.state.trainer_at) else inf
     due = max(min(earliest, stall_due, listened_to), transition.now + TICK_RESOLUTION_S)
     transition.record(events.Ticked(due, stall_due, ask_due=ask_due))
+
+
+def notice_absence(transition: Transition) -> None:
+    """Before any input: frames that have piled up may be read before the tick that is late. Once until that tick,
+    however many they are and whatever they make due."""
+    if not transition.fleet.absence_noticed and transition.now - transition.state.due > transition.config.lease_s / 2:
+        transition.fleet.absence_noticed = True
+        transition.record(events.LeasesRenewed(transition.now))
 
 
 def lose_engine(transition: Transition, name: str, cause: GoneCause) -> None:
@@ -94,6 +105,13 @@ def _end_drains(transition: Transition) -> None:
             for number in tuple(engine.running):
                 move(transition, number, MoveCause.DRAINING)
             transition.record(events.DrainExpired(engine.name))
+
+
+def _end_awake(transition: Transition) -> None:
+    """Who does not sleep in time is taken for broken: the learner waits no longer."""
+    for name in overdue(transition):
+        transition.send(name, Fenced("it did not sleep in time"))
+        lose_engine(transition, name, GoneCause.AWAKE)
 
 
 def _find_stalled(transition: Transition) -> float:
@@ -160,9 +178,14 @@ def _deadlines(state: LedgerState, now: float) -> Iterator[float]:
     for engine in state.engines.values():
         yield engine.heard_at + (config.gone_s if engine.silent else config.lease_s)
         yield engine.weights_at
+        yield engine.rest.due if engine.rest.phase is RestPhase.FALLING else inf
         if engine.drain_at > now:
             yield engine.drain_at
         if engine.quarantined_until > now:
             yield engine.quarantined_until
     for pending in state.pending.values():
         yield pending.due
+    # Looks that are put off: a tick that comes for another reason meanwhile must not forget them.
+    for put_off in (state.learner.held_until, state.learner.rests.next_try_at, state.balanced_at + SCAN_PAUSE_S):
+        if put_off > now:
+            yield put_off

@@ -23,6 +23,7 @@ from polyrl.ledger.scheduling.cost import may_ever_serve, serves
 from polyrl.ledger.state import (
     REJECTIONS_TO_PAUSE,
     GroupState,
+    LedgerState,
     SampleState,
     context_used,
     turn_done,
@@ -54,12 +55,28 @@ def move(transition: Transition, number: int, cause: MoveCause, *, cancel: bool 
 def _is_refused(transition: Transition, sample: SampleState) -> bool:
     """Whether refusals are believed: of so many engines, or in the end of all that may ever serve it."""
     state, config = transition.state, transition.config
-    if len(sample.rejected_by) >= config.max_rejections:
+    if len(sample.rejected_by) >= config.max_rejections and not _has_better_judge(state, sample):
         return True
     if transition.now < sample.refused_at + config.refusal_deadline_s and not _is_shown(transition, sample):
         return False
     newest, least = state.groups[sample.group].group.max_version, context_used(state, sample) + 1
     return not may_ever_serve(state, newest, least, sample.rejected_by)
+
+
+def _has_better_judge(state: LedgerState, sample: SampleState) -> bool:
+    """Whether nobody who refused it has given a token to anyone, and another engine, which has, may take it: a pool of
+    engines that are all broken alike decides nothing beside one that works."""
+    engines = state.engines
+    if any(engines[name].tokens for name in sample.rejected_by if name in engines):
+        return False
+    group = state.groups[sample.group].group
+    return any(
+        engine.tokens
+        and engine.name not in sample.rejected_by
+        and serves(engine, group.min_version, group.max_version)
+        and engine.capacity.max_context > context_used(state, sample)
+        for engine in engines.values()
+    )
 
 
 def _is_shown(transition: Transition, sample: SampleState) -> bool:

@@ -5,7 +5,8 @@ room, the sample waits for it as long as
 
     waited + cost there after the next end < cost elsewhere
 
-so it never loses more by waiting than reading again would have cost. Likewise it waits for the reserved window.
+so it never takes twice as long as it would have by going elsewhere at once, and among engines that are alike waiting
+never costs more than reading again would have. Likewise it waits for the reserved window.
 
 Order is priority, then age of the group. A sample that finds no room keeps the engines that fit it: nothing behind it
 gets their last KV room, or a long prompt would starve; engines that could never take it are open to all others.
@@ -28,6 +29,7 @@ from polyrl.ledger import speed
 from polyrl.ledger.causes import MoveCause
 from polyrl.ledger.events import Assigned, PlacementPaused
 from polyrl.ledger.scheduling.cost import (
+    SILENT_TIMES,
     Costs,
     PlacementRequest,
     fits,
@@ -284,7 +286,7 @@ class _Group:
         best = min(self._offers, key=self._offers.__getitem__)
         sooner = self._costs.staying(engine, request.expected) - self._offers[best][1]
         if sooner <= 0:
-            transition.record(PlacementPaused(transition.now + max(SHORTEST_HOLD_S, -sooner)))
+            transition.record(PlacementPaused(transition.now + max(SHORTEST_HOLD_S, -sooner / SILENT_TIMES)))
             return False
         move(transition, number, MoveCause.LOST, cancel=False)
         if state.samples[name].phase is SamplePhase.WAITING:

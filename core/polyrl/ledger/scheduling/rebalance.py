@@ -8,13 +8,20 @@ The sample that would finish last goes first, to where it costs least. It moves 
 GAIN_S and GAIN_SHARE of `stay`, since the numbers are estimates and a wrong move costs what a right one gains, and only
 if what the other engine runs already still ends before `stay`: else the move would put the step's end off. Hysteresis:
 a sample that moved stays put for REST_S unless it gains MUCH_SHARE, and one that tries an engine stays until it is
-measured. An engine that greets anew is asked for what it holds: before that has come, nothing of it is generated
-elsewhere.
+measured. To an engine of the trainer's own it returns as soon as that is sooner by HOME_SHARE: a step may lose no more
+against the reserved engines alone, and nothing leaves those for as little. An engine that greets anew is asked for what
+it holds: before that has come, nothing of it is generated elsewhere.
+
+An engine that has many prompts to read, since it was the first of all with a step's weights, gives up those that it has
+not come to. Others take them one by one: what is on its way there has to be read as well.
 
 An engine that gives no token for TOKENLESS_S is as slow as that says, measured or not: what it runs leaves if others
 would be done sooner, and the engine has failed.
 
 Room is what the queue leaves: engines that something waiting could use are not given what runs elsewhere.
+
+A sample that tries an engine beside the trainer's own shows from SEEN_S on how slow that is, and goes back; what it
+showed stands for the engine's speed until that is measured.
 
 One event looks at the slowest engines' samples, for the fastest engines with room, and after a look at many the next
 one waits SCAN_PAUSE_S: what all of it costs does not grow with the fleet.
@@ -47,12 +54,19 @@ from polyrl.ledger.scheduling.recalls import recall
 from polyrl.ledger.scheduling.window import opens_in
 from polyrl.ledger.state import LeasedEngine, LedgerState
 from polyrl.ledger.transition import Transition
+from polyrl.sample import Pool
 
 GAIN_S: Final = 0.5
 """Seconds that a move must promise: above the noise of measured speeds over one window."""
 
 GAIN_SHARE: Final = 0.25
 """Share of the remaining time that a move must promise."""
+
+HOME_GAIN_S: Final = 0.1
+"""The same of a sample that returns to a reserved engine."""
+
+HOME_SHARE: Final = 0.03
+"""The same: what a step may lose against the reserved engines alone."""
 
 REST_S: Final = 5.0
 """A sample moves at most this often for speed's sake, unless that promises much."""
@@ -136,14 +150,21 @@ def _must_give(state: LedgerState, engine: LeasedEngine, now: float) -> bool:
 
 
 def _slow(transition: Transition, costs: Costs, room: Room) -> list[LeasedEngine]:
-    """The slowest engines, as far as the fastest taker is faster by what a move must promise."""
+    """The slowest engines, as far as the fastest taker is faster by what a move must promise; before them those that
+    have much to read, however fast they are then."""
     state, now = transition.state, transition.now
-    taker = next(_takers(transition, room), None)
-    if taker is None:
+    takers = itertools.islice(_takers(transition, room), TAKERS)
+    limit = min((costs.step(taker, 1) for taker in takers), default=inf) / (1 - GAIN_SHARE)
+    if limit == inf:
         return []
-    limit = costs.step(taker, 1) / (1 - GAIN_SHARE)
-    slow = itertools.takewhile(lambda engine: costs.step(engine) > limit, transition.fleet.busy())
-    able = (e for e in slow if e.expected_running and not (e.draining or e.silent or _must_give(state, e, now)))
+    own = next((e for e in _takers(transition, room) if e.pool is Pool.RESERVED), None)
+    home = inf if own is None else costs.step(own, 1) / (1 - HOME_SHARE)
+    busy = itertools.takewhile(lambda engine: costs.step(engine) > min(limit, home), transition.fleet.busy())
+    slow = (e for e in busy if costs.step(e) > limit or e.pool is not Pool.RESERVED)
+    reading = (engine for engine in transition.fleet.reading() if costs.pace(engine).read(engine.unread) > GAIN_S)
+    tried = itertools.islice(transition.fleet.tried(), GIVERS)
+    givers = itertools.chain(tried, itertools.islice(reading, GIVERS), slow)
+    able = (e for e in givers if e.expected_running and not (e.draining or e.silent or _must_give(state, e, now)))
     return list(itertools.islice((e for e in able if not _is_unmeasured(state, e, now)), GIVERS))
 
 
@@ -153,16 +174,42 @@ def _movable(transition: Transition, costs: Costs, givers: list[LeasedEngine]) -
     share = max(LEAST_SCANNED, SCANNED // max(1, len(givers)))
     found = []
     for engine in givers:
-        forced = _must_give(state, engine, now)
+        forced, unread = _must_give(state, engine, now), _unread(state, engine)
         for number in transition.fleet.some_running(engine, share):
             if _rests(transition, number, forced=forced):
                 continue
             expected = speed.expected_tokens(state, state.samples[state.assignments[number].sample])
-            stay = costs.staying(engine, expected)
+            seen = _seen_step(transition, costs, engine, number)
+            if seen == 0.0:
+                continue
+            stay = costs.staying(engine, expected, unread.get(number, 0)) if seen is None else expected * seen
             one = _Movable(stay, number, engine=engine.name)
             found.append((-stay, _priority(state, number) if stay == inf else 0, -expected, one))
     found.sort(key=lambda place: place[:-1])
     return [one for *_, one in found]
+
+
+def _seen_step(transition: Transition, costs: Costs, engine: LeasedEngine, number: int) -> float | None:
+    """Seconds per token of what tries an engine, as far as they show before its speed is measured, 0 while they do not;
+    None if nothing tries it."""
+    state, assignment = transition.state, transition.state.assignments[number]
+    if engine.step_scale or engine.draining or engine.pool is Pool.RESERVED or not transition.fleet.reserved():
+        return None
+    sample = state.samples[assignment.sample]
+    made = assignment.length - sample.spans[-1].start if assignment.begun else 0
+    unread = len(state.groups[sample.group].group.prompt_ids) // 4 + assignment.length - made
+    read_s = costs.pace(engine).read(unread * max(1, engine.starting))  # those that came with it are about as long
+    seconds = transition.now - assignment.at - (1 if made else 2) * read_s
+    return seconds / (made + 1) if seconds >= speed.SEEN_S else 0.0
+
+
+def _unread(state: LedgerState, engine: LeasedEngine) -> dict[int, int]:
+    """By assignment that waits for its first token: tokens that the engine reads before it, in their order."""
+    if not engine.reading:
+        return {}
+    numbers = [number for number in sorted(engine.running) if state.assignments[number].reading]
+    tokens = itertools.accumulate(state.assignments[number].reading for number in numbers)
+    return dict(zip(numbers, tokens, strict=True))
 
 
 def _request(state: LedgerState, number: int, now: float) -> PlacementRequest:
@@ -187,7 +234,8 @@ def _rests(transition: Transition, number: int, *, forced: bool) -> bool:
     one = transition.state.assignments[number]
     if one.recall_cause or forced:
         return bool(one.recall_cause)
-    return one.at + speed.WINDOW_S > transition.now
+    rests_s = speed.WINDOW_S if transition.state.engines[one.engine].step_scale else speed.SEEN_S
+    return one.at + rests_s > transition.now
 
 
 def _move(
@@ -206,17 +254,29 @@ def _move(
         and request.size <= kv_room(taker, now)
         and may_generate(transition, taker, request.low, request.high)
         and (one.stay == inf or _last_end(state, costs, taker, ends) <= one.stay)
+        and (not state.assignments[one.number].reading or _reads_at_once(state.engines[one.engine], taker))
     ]
+    offers = [(go, name) for go, name in offers if _pays(transition, one, go, state.engines[name])]
     if not offers:
         return False
-    go, name = min(offers)
-    moved_at = state.samples[state.assignments[one.number].sample].moved_at
-    if not gains(one.stay, go, transition.config.delta_s, MUCH_SHARE if moved_at + REST_S > now else GAIN_SHARE):
-        return False
+    _, name = min(offers)
     ends.pop(name, None)
     _doubt(transition, one.number)
     recall(transition, one.number, _cause(state, one, now), to=state.engines[name], request=request)
     return True
+
+
+def _pays(transition: Transition, one: _Movable, go: float, taker: LeasedEngine) -> bool:
+    state, rests_until = transition.state, REST_S
+    rests_until += state.samples[state.assignments[one.number].sample].moved_at
+    home = taker.pool is Pool.RESERVED and state.engines[one.engine].pool is not Pool.RESERVED
+    return gains(one.stay, go, transition.config.delta_s, home=home, rests=rests_until > transition.now)
+
+
+def _reads_at_once(giver: LeasedEngine, taker: LeasedEngine) -> bool:
+    """What is on its way there will be read first; and what an engine of another kind takes for a prompt is unknown
+    until it has worked."""
+    return not taker.reserved_kv and (taker.step_scale > 0 or taker.pool is giver.pool)
 
 
 def _doubt(transition: Transition, number: int) -> None:
@@ -244,7 +304,11 @@ def _cause(state: LedgerState, one: _Movable, now: float) -> MoveCause:
     return MoveCause.WINDOW if opens_in(state, engine, now) else MoveCause.REBALANCED
 
 
-def gains(stay: float, go: float, delta_s: float, share: float = GAIN_SHARE) -> bool:
+def gains(stay: float, go: float, delta_s: float, *, home: bool = False, rests: bool = False) -> bool:
     """Whether moving pays: seconds until the sample is done here, and there once it has arrived."""
     go += 2 * delta_s
-    return go < stay if stay == inf else stay - go > max(GAIN_S, share * stay)
+    if stay == inf:
+        return go < stay
+    if home:
+        return stay - go > max(HOME_GAIN_S, HOME_SHARE * stay)
+    return stay - go > max(GAIN_S, (MUCH_SHARE if rests else GAIN_SHARE) * stay)

@@ -14,7 +14,7 @@ not.
 from __future__ import annotations
 
 from polyrl.ledger import speed
-from polyrl.ledger.causes import MoveCause
+from polyrl.ledger.causes import MoveCause, RestPhase
 from polyrl.ledger.events import RecallSent, Reclaimed
 from polyrl.ledger.scheduling.cost import (
     PlacementRequest,
@@ -42,7 +42,9 @@ def complete_recall(transition: Transition, number: int) -> None:
     state = transition.state
     assignment = state.assignments[number]
     name, to = assignment.sample, state.engines.get(assignment.recall_target)
-    otherwise = MoveCause.DRAINING if state.engines[assignment.engine].draining else MoveCause.REBALANCED
+    engine = state.engines[assignment.engine]
+    otherwise = MoveCause.DRAINING if engine.draining else MoveCause.REBALANCED
+    otherwise = otherwise if engine.rest.phase is RestPhase.AWAKE else MoveCause.WINDOW
     move(transition, number, assignment.recall_cause or otherwise, cancel=False)
     sample = state.samples.get(name)
     if to is None or sample is None or sample.phase is not SamplePhase.WAITING:

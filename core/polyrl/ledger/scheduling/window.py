@@ -36,6 +36,7 @@ from math import inf, isfinite
 from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
+from polyrl.ledger.causes import RestPhase
 from polyrl.ledger.events import BatchHeld, WindowSet
 from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, SamplePhase, group_tokens
 from polyrl.ledger.transition import Transition
@@ -87,13 +88,16 @@ def follow_trainer(transition: Transition) -> None:
 def opens_in(state: LedgerState, engine: LeasedEngine, now: float) -> float:
     """Seconds until an engine may generate: what was delivered must be learned, and the rest of the step, since the
     window closes when others finish that while it is learned."""
-    if state.window_open or engine.pool is not Pool.RESERVED:
+    if engine.pool is not Pool.RESERVED:
         return 0.0
     learner = state.learner
+    wakes_s = 0.0 if engine.rest.phase is RestPhase.AWAKE else learner.rests.wake_s
+    if state.window_open:
+        return wakes_s
     if not learner.token_s:
-        return UNKNOWN_CLOSED_S
+        return UNKNOWN_CLOSED_S + wakes_s
     tokens = learner.tokens + _groups_to_come(state) * learner.group_tokens
-    return max(SHORTEST_CLOSED_S, learner.busy_since + learner.token_s * tokens - now)
+    return max(SHORTEST_CLOSED_S, learner.busy_since + learner.token_s * tokens - now) + wakes_s
 
 
 def _groups_to_come(state: LedgerState) -> int:
@@ -113,7 +117,7 @@ def loss_seconds(state: LedgerState) -> float:
 def holds_back(transition: Transition, wanted: BatchRequest) -> bool:
     """Whether a batch that could answer `wanted` waits, because the reserved engines go on generating."""
     state, now = transition.state, transition.now
-    reserved = [engine for engine in transition.fleet.reserved() if engine.running]
+    reserved = [engine for engine in transition.fleet.reserved() if engine.running or _is_waking(engine, now)]
     pending = state.pending[wanted.request]
     late = now >= pending.since + DEADLINE_SHARE * (pending.due - pending.since)
     if wanted.purpose is not Purpose.TRAIN or not state.window_open or not reserved or late:
@@ -128,15 +132,44 @@ def holds_back(transition: Transition, wanted: BatchRequest) -> bool:
 
 def _generation_pays(state: LedgerState, wanted: BatchRequest, now: float) -> bool:
     left = _left(state, wanted)
-    able = [engine for engine in state.engines.values() if engine.version >= 0 and not engine.draining]
-    able = [engine for engine in able if engine.quarantined_until <= now and not engine.silent]
-    others = [engine for engine in able if engine.pool is not Pool.RESERVED and engine.step_scale]
+    able = _able(state, now)
+    others = _measured_others(able)
     alone = _finish_s(state, others, left, now)
     together = _finish_s(state, able, left, now)
     if not isfinite(alone):
         return True
     learning = left.to_learn * state.learner.token_s
     return alone > learning and (1 - together / alone) * (alone - learning) > LEAST_GAIN * alone
+
+
+def waking_pays(transition: Transition, wanted: BatchRequest, asleep: Sequence[LeasedEngine]) -> bool:
+    """Whether what is left of the step is done sooner with these awake, the seconds to wake and to sleep again counted.
+    Without others it is not done at all, so only those are read then."""
+    state, now = transition.state, transition.now
+    able = _able(state, now)
+    others = _measured_others(able)
+    if not others:
+        return True
+    if now < state.learner.rests.next_try_at:
+        return False
+    left = _left(state, wanted)
+    alone = _finish_s(state, others, left, now)
+    cost = state.learner.rests.wake_s + state.learner.rests.sleep_s
+    return cost + _finish_s(state, [*able, *asleep], left, now) < (1 - LEAST_GAIN) * alone
+
+
+def _able(state: LedgerState, now: float) -> list[LeasedEngine]:
+    """Those that generate now, or will in a moment."""
+    able = [engine for engine in state.engines.values() if engine.version >= 0 or _is_waking(engine, now)]
+    return [one for one in able if not (one.draining or one.silent) and one.quarantined_until <= now]
+
+
+def _is_waking(engine: LeasedEngine, now: float) -> bool:
+    return engine.rest.phase is RestPhase.WAKING and now < engine.rest.due
+
+
+def _measured_others(able: Iterable[LeasedEngine]) -> list[LeasedEngine]:
+    return [engine for engine in able if engine.pool is not Pool.RESERVED and engine.step_scale]
 
 
 def _left(state: LedgerState, wanted: BatchRequest) -> _Left:

@@ -232,6 +232,11 @@ class AlgorithmSpec(ManifestModel):
     """AdamW and its schedule."""
 
     @property
+    def learns_from_turns(self) -> bool:
+        """Whether the advantage is of what an environment gave for turns too, or may be."""
+        return self.advantage is AdvantageEstimator.TURN_NORM or self.advantage_function is not None
+
+    @property
     def uses_critic(self) -> bool:
         """Whether a value function learns beside the policy."""
         return self.advantage_function is None and (self.advantage or self.name).value in ("gae", "ppo")

@@ -98,6 +98,19 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         f" || ({GENERATES} && has(self.recipe.environment) && self.recipe.environment.maxTurns <= {MOST_PAID_TURNS})",
     ),
     Rule(
+        "own-advantage-of-turns",
+        "recipe.algorithm.advantageFunction",
+        message="is shown what an environment gave for turns, 128 of them at most: recipe.environment.maxTurns is"
+        " {recipe.environment.maxTurns}",
+        holds=lambda s: (
+            s.recipe.algorithm.advantage_function is None
+            or s.recipe.environment is None
+            or s.recipe.environment.max_turns <= MOST_PAID_TURNS
+        ),
+        cel="!has(self.recipe.algorithm.advantageFunction) || !has(self.recipe.environment)"
+        f" || self.recipe.environment.maxTurns <= {MOST_PAID_TURNS}",
+    ),
+    Rule(
         "turns-discounted",
         "recipe.algorithm.turnDiscount",
         message="is of advantage turnNorm only",

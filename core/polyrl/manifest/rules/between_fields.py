@@ -185,13 +185,6 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         cel=f"{_CHARACTERS} || !has(self.recipe.model.config) || has(self.recipe.model.tokenizer.path)",
     ),
     Rule(
-        "stop-of-one-turn",
-        "recipe.sampling.stop",
-        message="ends responses of one turn; with an environment name tokens, in sampling.stopTokenIds",
-        holds=lambda s: not s.recipe.sampling.stop or s.recipe.environment is None,
-        cel="size(self.recipe.sampling.stop) == 0 || !has(self.recipe.environment)",
-    ),
-    Rule(
         "sampling-explores",
         "recipe.sampling.temperature",
         message="at temperature 0 all samples of a group are equal, and mode {recipe.mode} learns nothing; raise it",
@@ -305,11 +298,41 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         cel="!self.rollout.capacity.fallback.enabled || self.rollout.capacity.policy == 'SpotPreferred'",
     ),
     Rule(
-        "adapters-in-one-process",
-        "trainer.processesPerPod",
-        message="recipe.model.lora is learned by one process; set 1, or learn the whole model",
-        holds=lambda s: s.trainer.processes_per_pod == 1 or s.recipe.model.lora is None,
-        cel="self.trainer.processesPerPod == 1 || !has(self.recipe.model.lora)",
+        "slices-of-all-processes",
+        "trainer.contextParallel",
+        message="{trainer.contextParallel} does not divide the processes that learn, replicas ({trainer.replicas})"
+        " times processesPerPod ({trainer.processesPerPod})",
+        holds=lambda s: s.trainer.learner_processes % s.trainer.context_parallel == 0,
+        cel="self.trainer.replicas * self.trainer.processesPerPod % self.trainer.contextParallel == 0",
+    ),
+    Rule(
+        "copies-divide-processes",
+        "trainer.fsdp.dpReplicate",
+        message="{trainer.fsdp.dpReplicate} copies of the model do not divide the processes that learn, which are"
+        " replicas ({trainer.replicas}) times processesPerPod ({trainer.processesPerPod})",
+        holds=lambda s: s.trainer.learner_processes % s.trainer.fsdp.dp_replicate == 0,
+        cel="(self.trainer.replicas * self.trainer.processesPerPod) % self.trainer.fsdp.dpReplicate == 0",
+    ),
+    Rule(
+        "storage-of-all-pods",
+        "trainer.storage.accessMode",
+        message="several trainer pods write one checkpoint; set ReadWriteMany, and a class or claim that has it",
+        holds=lambda s: s.trainer.replicas == 1 or s.trainer.storage.access_mode == "ReadWriteMany",
+        cel="self.trainer.replicas == 1 || self.trainer.storage.accessMode == 'ReadWriteMany'",
+    ),
+    Rule(
+        "checkpoints-of-all-pods",
+        "trainer.storage.ephemeral",
+        message="several trainer pods go on together from one checkpoint, which must outlive them; leave it out",
+        holds=lambda s: s.trainer.replicas == 1 or not s.trainer.storage.ephemeral,
+        cel="self.trainer.replicas == 1 || !self.trainer.storage.ephemeral",
+    ),
+    Rule(
+        "isolated-pods-that-learn",
+        "networkPolicy.mode",
+        message="several trainer pods exchange gradients in the clear, which others must not reach; set Isolated",
+        holds=lambda s: s.trainer.replicas == 1 or s.network_policy.mode == "Isolated",
+        cel="self.trainer.replicas == 1 || self.networkPolicy.mode == 'Isolated'",
     ),
     Rule(
         "budget-given",

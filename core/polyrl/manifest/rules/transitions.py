@@ -38,8 +38,11 @@ TRANSITIONS: Final[tuple[TransitionRule, ...]] = (
     _immutable("recipe.seed"),
     _fixed_while_running("trainer.replicas"),
     _fixed_while_running("trainer.processesPerPod"),
+    _fixed_while_running("trainer.contextParallel"),
+    _fixed_while_running("trainer.fsdp"),
     _fixed_while_running("trainer.capacity"),
     _fixed_while_running("trainer.reservedEngine"),
+    _fixed_while_running("trainer.reservedSleep"),
     _fixed_while_running("trainer.graceSeconds"),
     TransitionRule(
         "reservedMemFraction-fixed-while-running",

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from polyrl_rollout.engines.port import (
     EngineFailed,
     EngineLost,
     GenerateRequest,
+    LoadSeconds,
     ModelLimits,
     TokenChunk,
     check_request,
@@ -47,6 +49,8 @@ class EmbeddedEngine:
     def __init__(self, spec: EngineSpec) -> None:
         self.version = NO_VERSION
         self.keeps = spec.weight_switch is WeightSwitch.KEEP
+        self.sleeps = False  # the host's memory is no device's
+        self._asleep = False
         self._spec = spec
         self._max_context = 0
         self._limits = ModelLimits(0, 0)
@@ -114,16 +118,32 @@ class EmbeddedEngine:
         self._streams.end(rid)
         self._send(messages.Abort(rid))
 
-    async def load_weights(self, version: int, folder: Path) -> None:
+    async def load_weights(self, version: int, folder: Path) -> LoadSeconds:
         self._check_alive()
+        if self._asleep:
+            raise EngineFailed(f"cannot load version {version} from {folder}: its weights sleep")
+        begun = asyncio.get_running_loop().time()
         if not self.keeps:
             self._streams.end_all()
         with self._silence.suspended():
             answer = await self._ask(messages.Load(version, child_path(folder), keep=self.keeps), LOAD_DEADLINE_S)
         if isinstance(answer, messages.LoadFailed):
             raise EngineFailed(f"cannot load version {version} from {folder}: {answer.reason}")
-        if answer != messages.Loaded(version):
+        if not isinstance(answer, messages.Loaded) or answer.version != version:
             raise EngineFailed(f"loading version {version} was answered by {answer}")
+        # The order itself waits, too: for the forward pass that has the process's cores.
+        asked = asyncio.get_running_loop().time() - begun
+        inside = answer.seconds
+        return replace(inside, wait=max(inside.wait, asked - inside.load - inside.verify))
+
+    async def sleep(self) -> None:
+        self._check_alive()
+        self._streams.end_all()
+        self._asleep, self.version = True, NO_VERSION
+
+    async def wake(self, version: int, folder: Path) -> LoadSeconds:
+        self._asleep = False
+        return await self.load_weights(version, folder)
 
     async def health(self) -> None:
         answer = await self._ask(messages.Ping(), PING_DEADLINE_S)

@@ -12,7 +12,7 @@ import msgspec
 
 from polyrl.sample import Finish
 from polyrl.wire import EngineCapacity
-from polyrl_rollout.engines.port import GenerateRequest
+from polyrl_rollout.engines.port import GenerateRequest, LoadSeconds
 
 LENGTH: Final = struct.Struct("<I")
 """Frame length in bytes, in front of each frame."""
@@ -86,6 +86,7 @@ class Tokens(_Message, frozen=True, tag="tokens"):
 
 class Loaded(_Message, frozen=True, tag="loaded"):
     version: int
+    seconds: LoadSeconds
 
 
 class LoadFailed(_Message, frozen=True, tag="load-failed"):

@@ -1,5 +1,7 @@
 """Stock SGLang as an engine.
 
-engine    the server's start as a child process; requests, aborts, loads over HTTP
+engine    requests, aborts, loads, sleep over HTTP, to a server that is a child process
+launch    how that is started: command, key, port
+shapes    whether weights are such as it has loaded
 stream    what /generate streams, as the port's chunks
 """

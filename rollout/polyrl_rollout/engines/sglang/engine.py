@@ -20,19 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
-import socket
-import sys
-import tempfile
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import aiohttp
 import msgspec
-from safetensors import SafetensorError, safe_open
 
 from polyrl.engines.control import (
     Continue,
@@ -51,7 +46,6 @@ from polyrl.engines.control import (
     decide_control,
     flushes,
 )
-from polyrl.manifest.engine_args import typed_arguments
 from polyrl.manifest.rollout import EngineSpec, WeightSwitch
 from polyrl.wire import EngineCapacity
 from polyrl_rollout.engines.child import ChildProcess, child_path
@@ -60,11 +54,26 @@ from polyrl_rollout.engines.port import (
     EngineFailed,
     EngineLost,
     GenerateRequest,
+    LoadSeconds,
     ModelLimits,
     TokenChunk,
     check_request,
     read_limits,
 )
+from polyrl_rollout.engines.sglang.launch import (
+    HEALTH_DEADLINE_S,
+    HOST,
+    MAX_SEED,
+    SLEEP_ENVIRONMENT,
+    await_ready,
+    check_arguments,
+    draw_key,
+    free_port,
+    server_command,
+    sleep_arguments,
+    write_config,
+)
+from polyrl_rollout.engines.sglang.shapes import Shapes, check_same, read_shapes
 from polyrl_rollout.engines.sglang.stream import Aborted, EventSplitter, StreamDecoder, error_of_status
 from polyrl_rollout.engines.streams import SilenceDeadline
 
@@ -74,6 +83,8 @@ CONTROL_DEADLINE_S: Final = 10.0
 """Aborts are answered at once; this bounds a server that hangs."""
 QUIESCE_DEADLINE_S: Final = 5.0
 """An aborted request is gone after the current forward pass."""
+FLUSH_AGAIN_S: Final = 0.02
+"""A forward pass, in which an aborted request ends; SGLang tells nobody that it has."""
 HALF_UPDATED: Final = "Weights were updated, but"
 """SGLang's answer when a load went through but its cache still holds the old weights' keys and values."""
 MEMORY_DEADLINE_S: Final = 60.0
@@ -82,27 +93,6 @@ LOAD_DEADLINE_S: Final = 300.0
 """Reading a large checkpoint from local memory or disk takes up to minutes."""
 LOAD_IN_PLACE_DEADLINE_S: Final = 240.0
 """A scheduler that is paused over running requests for 300 s is taken for hanging by SGLang's own watchdog."""
-EXACT_VERSIONS: Final = ("--disable-overlap-schedule", "--stream-interval", "1")
-"""A batch that was launched before a pause in place is read after it: its tokens would get the new weights' version."""
-PYTHON: Final = "POLYRL_SGLANG_PYTHON"
-"""Environment variable: the interpreter that has SGLang; default the agent's own."""
-HOST: Final = "127.0.0.1"
-START_DEADLINE_S: Final = 600.0
-"""A CPU start takes 20 to 100 s; a large model on a cold disk, with CUDA graphs to capture, several minutes."""
-POLL_S: Final = 0.25
-"""Between two health checks of a starting server, which offers no event to wait for."""
-HEALTH_DEADLINE_S: Final = 20.0
-"""One answer of /health: 1 s by design, and SGLang itself gives up on its scheduler after 20 s."""
-
-API_KEY_BYTES: Final = 32
-"""Randomness of the key; beyond guessing."""
-MAX_SEED: Final = 2**31
-"""Seeds of a server lie below; engines that share one, or one that repeats it when it starts again, draw copies."""
-OURS: Final = {"--config": "a key", "--api-key": "a key", "--admin-api-key": "a key", "--random-seed": "a seed"}
-"""Arguments that only the agent gives, and why."""
-
-Shapes: TypeAlias = dict[str, tuple[int, ...]]
-"""Shape by tensor name."""
 
 
 class _Refused(EngineFailed):
@@ -116,9 +106,10 @@ class ControlRefused(EngineFailed):
 class SGLangEngine:
     """See `polyrl_rollout.engines.port.InferenceEngine`."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, *, sleeps: bool = False) -> None:
         self.version = NO_VERSION
         self.keeps = spec.weight_switch is WeightSwitch.KEEP
+        self.sleeps = sleeps
         self._spec = spec
         self._limits = ModelLimits(0, 0)
         self._max_context = 0
@@ -145,7 +136,8 @@ class SGLangEngine:
         port, key = free_port(), draw_key()
         config = write_config(key)
         command = server_command(self._spec, secrets.randbelow(MAX_SEED), model_folder, port, context, config)
-        self._child = await ChildProcess.start(command)
+        command += sleep_arguments(self._spec) if self.sleeps else []
+        self._child = await ChildProcess.start(command, SLEEP_ENVIRONMENT if self.sleeps else None)
         # Streams end when the engine is silent, not when they are long; everything else has its own deadline.
         self._session = aiohttp.ClientSession(
             f"http://{HOST}:{port}",
@@ -218,32 +210,40 @@ class SGLangEngine:
             self._unwanted.add(rid)
             await self._post_abort({"rid": rid})
 
-    async def load_weights(self, version: int, folder: Path) -> None:
+    async def load_weights(self, version: int, folder: Path) -> LoadSeconds:
+        time = asyncio.get_running_loop().time
+        begun = time()
         try:
             shapes = read_shapes(folder)
             check_same(shapes, self._loaded or shapes)
+            verified = time()
             async with self._switching:
-                await (self._load_in_place if self.keeps else self._load_idle)(version, folder)
+                load = await (self._load_in_place if self.keeps else self._load_idle)(version, folder)
         except EngineFailed as error:
             raise EngineFailed(f"cannot load version {version} from {folder}: {error}") from error
         self._loaded = shapes
+        return LoadSeconds(wait=time() - verified - load, load=load, verify=verified - begun)
 
-    async def _load_idle(self, version: int, folder: Path) -> None:
+    async def _load_idle(self, version: int, folder: Path) -> float:
+        """Seconds of the load alone."""
         await self._quiesce()
-        await self._update(version, folder, LOAD_DEADLINE_S)
+        load = await self._update(version, folder, LOAD_DEADLINE_S)
         self.version = version
+        return load
 
-    async def _load_in_place(self, version: int, folder: Path) -> None:
+    async def _load_in_place(self, version: int, folder: Path) -> float:
+        """Seconds of the load alone."""
         await self._drive(Pause(PauseMode.IN_PLACE), CONTROL_DEADLINE_S)
         try:
             with self._silence.suspended():
-                await self._update(version, folder, LOAD_IN_PLACE_DEADLINE_S)
+                load = await self._update(version, folder, LOAD_IN_PLACE_DEADLINE_S)
         except EngineFailed:
             with contextlib.suppress(EngineFailed):
                 await self._continue()
             raise
         self.version = version
         await self._continue()
+        return load
 
     async def _continue(self) -> None:
         """Ends a pause, or the server: one that stays paused would keep its requests for ever."""
@@ -261,25 +261,39 @@ class SGLangEngine:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUIESCE_DEADLINE_S):
                 await self._idle.wait()
-        path = f"/flush_cache?timeout={QUIESCE_DEADLINE_S}"
-        await self._control("POST", path, None, QUIESCE_DEADLINE_S + CONTROL_DEADLINE_S)
+        await self._flush()
         self._forgot_requests()
 
+    async def _flush(self) -> None:
+        """Once the scheduler has forgotten all requests. It is asked again and again: asked to wait for that, it
+        goes to sleep meanwhile (`--sleep-on-idle`), and notices a second later."""
+        until = asyncio.get_running_loop().time() + QUIESCE_DEADLINE_S
+        while True:
+            try:
+                await self._control("POST", "/flush_cache", None, CONTROL_DEADLINE_S)
+            except _Refused:
+                if asyncio.get_running_loop().time() >= until:
+                    raise
+                await asyncio.sleep(FLUSH_AGAIN_S)
+            else:
+                return
+
     async def sleep(self) -> None:
-        """Ends all requests, and gives the device the memory of weights, keys and values back, where SGLang's memory
-        saver is on (`--enable-memory-saver`). Raises EngineFailed."""
         async with self._switching:
             await self._quiesce()
             await self._drive_or_kill(Sleep())
             self.version = NO_VERSION
 
-    async def wake(self, version: int, folder: Path) -> None:
-        """Serves again, with the weights of `folder`; those that slept are void. Raises EngineFailed."""
+    async def wake(self, version: int, folder: Path) -> LoadSeconds:
+        """In two stages: weights are loaded before keys and values take the rest of the memory."""
+        time = asyncio.get_running_loop().time
+        begun = time()
         async with self._switching:
             await self._drive_or_kill(Wake(frozenset({Memory.WEIGHTS})))
-            await self._update(version, folder, LOAD_DEADLINE_S)
+            load = await self._update(version, folder, LOAD_DEADLINE_S)
             await self._drive_or_kill(Wake())
             self.version = version
+        return LoadSeconds(wait=time() - begun - load, load=load, verify=0.0)
 
     async def _drive_or_kill(self, order: ControlOrder) -> None:
         try:
@@ -306,7 +320,9 @@ class SGLangEngine:
     def _forgot_requests(self) -> None:
         self._server_state = replace(self._server_state, requests=False)
 
-    async def _update(self, version: int, folder: Path, deadline_s: float) -> None:
+    async def _update(self, version: int, folder: Path, deadline_s: float) -> float:
+        """Seconds that it took."""
+        begun = asyncio.get_running_loop().time()
         step = self._decide(LoadVersion())
         body = {
             "model_path": child_path(folder),
@@ -323,6 +339,7 @@ class SGLangEngine:
                 await self._server().kill()
             raise
         self._server_state = step.after
+        return asyncio.get_running_loop().time() - begun
 
     async def health(self) -> None:
         asked = decide_control(self._server_state, Probe())
@@ -396,98 +413,3 @@ def request_body(request: GenerateRequest, version: int) -> dict[str, Any]:
         "stream": True,
         "extra_key": str(version),
     }
-
-
-def check_arguments(spec: EngineSpec) -> None:
-    """Raises EngineFailed for an argument of the manifest's that is drawn for each start of an engine."""
-    for name, drawn in OURS.items():
-        if any(text == name or text.startswith(f"{name}=") for text in spec.args):
-            raise EngineFailed(f"rollout.engine.args: {name} is not for the manifest; {drawn} is drawn for each engine")
-
-
-def draw_key() -> str:
-    """Letters and digits: SGLang makes an argument of what its config says, and one in 64 keys of base64 begins
-    with a dash, as flags do; such a server did not start."""
-    return secrets.token_hex(API_KEY_BYTES)
-
-
-def write_config(key: str) -> Path:
-    """A file that only this account may read: arguments of a process can be read by all. SGLang has endpoints that run
-    what they are sent, and the loopback interface is open to every account."""
-    descriptor, name = tempfile.mkstemp(prefix="sglang-", suffix=".yaml")
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f'api-key: "{key}"\n')
-    return Path(name)
-
-
-def server_command(
-    spec: EngineSpec, seed: int, model_folder: Path, port: int, context_tokens: int, config: Path
-) -> list[str]:
-    """The server's command; the manifest's own arguments come late, so that they win over all but EXACT_VERSIONS."""
-    return [
-        *(os.environ.get(PYTHON, sys.executable), "-m", "sglang.launch_server"),
-        *("--model-path", child_path(model_folder)),
-        *("--host", HOST, "--port", str(port)),
-        *("--config", str(config)),
-        *("--context-length", str(context_tokens)),
-        *("--max-running-requests", str(spec.max_running)),
-        *("--random-seed", str(seed)),
-        # Weights always come by `load_weights`; reading the folder's own first would be a wasted load.
-        *("--load-format", "dummy"),
-        "--skip-tokenizer-init",
-        "--incremental-streaming-output",
-        # Otherwise an idle scheduler burns a whole core.
-        "--sleep-on-idle",
-        *typed_arguments(spec),
-        *spec.args,
-        *(EXACT_VERSIONS if spec.weight_switch is WeightSwitch.KEEP else ()),
-    ]
-
-
-def free_port() -> int:
-    """A port that the system had free just now; a server that finds it taken fails its start."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-async def await_ready(child: ChildProcess, session: aiohttp.ClientSession) -> None:
-    """Returns once /health answers 200. Raises EngineFailed when the server ends first, or at the deadline."""
-    try:
-        async with asyncio.timeout(START_DEADLINE_S):
-            while not await _is_healthy(session):
-                if child.returncode is not None:
-                    kind = EngineLost if child.returncode < 0 else EngineFailed
-                    raise kind(f"SGLang ended with status {child.returncode} while starting; see its log above")
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise EngineLost(f"SGLang was not ready within {START_DEADLINE_S:g} s; see its log above") from None
-
-
-async def _is_healthy(session: aiohttp.ClientSession) -> bool:
-    try:
-        async with session.get("/health", timeout=aiohttp.ClientTimeout(total=HEALTH_DEADLINE_S)) as response:
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False
-
-
-def read_shapes(folder: Path) -> Shapes:
-    """Shapes by tensor name over all safetensors files of `folder`. Raises EngineFailed naming what cannot be read."""
-    shapes: Shapes = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, "np") as file:
-                shapes.update((name, tuple(file.get_slice(name).get_shape())) for name in file.keys())  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise EngineFailed(f"{path} cannot be read: {error}") from error
-    if not shapes:
-        raise EngineFailed(f"{folder} holds no safetensors")
-    return shapes
-
-
-def check_same(shapes: Shapes, loaded: Shapes) -> None:
-    """Raises EngineFailed naming a tensor that a loaded checkpoint had otherwise."""
-    for name in sorted(shapes.keys() | loaded.keys()):
-        if shapes.get(name) != loaded.get(name):
-            raise EngineFailed(f"tensor {name} has shape {shapes.get(name)}, not {loaded.get(name)} as it was loaded")

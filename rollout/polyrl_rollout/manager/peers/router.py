@@ -14,11 +14,13 @@ reads until nothing is left, and every send is followed by one more read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 import structlog
@@ -107,6 +109,8 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._handler: FrameHandler | None = None
         self._read_planned = False
+        self._frame: zmq.Frame | None = None
+        """The one that is handled."""
         self._skips = False
         """The rest of a message of too many parts is still to be read."""
         self._checking: asyncio.TimerHandle | None = None
@@ -137,6 +141,15 @@ class Router:
         self.traffic.unsent[sent.value] += 1
         self._plan_read()
         return sent
+
+    def sender_host(self) -> str:
+        """The address that the frame which is handled came from; empty when that is not known."""
+        with contextlib.suppress(zmq.ZMQError, ValueError):
+            address = ip_address(self._frame.get("Peer-Address") if self._frame is not None else "")
+            if isinstance(address, IPv6Address):
+                return str(address.ipv4_mapped or f"[{address}]")
+            return str(address)
+        return ""
 
     def close(self, linger_s: float) -> None:
         """Stops reading; gives queued frames `linger_s` to leave."""
@@ -190,6 +203,7 @@ class Router:
             return None
         if self._connections is not None:
             self._connections.messages.handed_over(int(frame.get(zmq.SRCFD)))
+        self._frame = frame
         traffic.frames_in += 1
         traffic.bytes_in += len(frame)
         return identity, frame.bytes

@@ -7,7 +7,8 @@ proof takes the engine's place here, or reads what is sent to it; who proves no 
 read. So is another process with the same proof, a stolen one maybe, until the first has ended or been silent for its
 lease: the one that takes over is a successor then, and the other has to wait in its turn. A Hello under another name
 is dropped. A peer whose queue is full has not read for longer than any lease: it is
-treated as gone, so the ledger moves its samples, and it is fenced should it send again.
+treated as gone, so the ledger moves its samples, and it is fenced should it send again. Who is welcome hears of the
+others that give and take chunks of weights (`polyrl.wire.roster`), and they of it, until it is gone.
 
 Trainer: there is one, the one that greeted last. A peer that has not greeted is answered by Fenced. When another
 trainer greets, the one before is fenced for good: two trainers must not share a ledger.
@@ -28,6 +29,7 @@ from polyrl import wire
 from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
 from polyrl.wire.engine_identity import IN_USE, NOT_RESERVED, REVOKED, UNPROVEN, is_reserved, proven_engine
+from polyrl.wire.roster import Roster, peer_of
 from polyrl_rollout.manager.journal import RevokedNames
 from polyrl_rollout.manager.peers.router import Router, Sent
 
@@ -35,6 +37,11 @@ DOUBLE_LOG_S: Final = 60.0
 """Between two log lines about an engine that two processes speak for."""
 DOUBLE_TRIES_S: Final = 10.0
 """Longest between two tries of one that waits: agents dial anew every two seconds at the slowest."""
+GREETINGS_AT_ONCE: Final = 30
+"""Of one engine: an honest agent whose manager comes and goes, or refuses it, greets half as often before it pauses for
+longest."""
+GREETINGS_PER_S: Final = 1.0
+"""After those: twice what an agent needs that is refused for ever."""
 REPLACED_KEPT: Final = 64
 """Identities of replaced trainers that are remembered; each restart of a trainer makes one."""
 
@@ -48,6 +55,35 @@ class _Double:
     since: float
     tried_at: float = -math.inf
     logged_at: float = -math.inf
+
+
+@dataclass
+class _Greetings:
+    """How many greetings of one engine are taken. One that says something new is kept in the journal and its history
+    for good, so whoever greets without end would fill the disk."""
+
+    left: float = GREETINGS_AT_ONCE
+    at: float = -math.inf
+
+    def take(self, now: float) -> bool:
+        """Whether one more is taken, `now` of a monotonic clock, in seconds."""
+        self.left = min(GREETINGS_AT_ONCE, self.left + (now - self.at) * GREETINGS_PER_S)
+        self.at = now
+        taken = self.left >= 1.0
+        self.left -= taken
+        return taken
+
+
+@dataclass
+class ReceivedWeights:
+    """What engines say they received, since the manager began."""
+
+    of_publisher: int = 0
+    """Bytes."""
+    of_peers: int = 0
+    """Bytes."""
+    false_chunks: int = 0
+    """That they refused of each other."""
 
 
 class AgentSessions:
@@ -74,8 +110,14 @@ class AgentSessions:
         """By engine: when its last frame came; absent once it has taken its leave."""
         self._doubles: dict[str, _Double] = {}
         """By engine."""
+        self._greetings: dict[str, _Greetings] = {}
+        """By engine; kept when it is gone, for it may come back."""
+        self._greeted: dict[str, wire.Peer | None] = {}
+        """By engine: how others would know it, by its last greeting."""
+        self.roster = Roster()
         self.delta_bytes = 0
         """Bytes of all Deltas frames received."""
+        self.weights = ReceivedWeights()
 
     def on_frame(self, identity: bytes, frame: bytes) -> None:
         """Takes one frame of one peer."""
@@ -97,11 +139,28 @@ class AgentSessions:
             dropped["identity"] += 1
             self._router.send(identity, wire.encode(wire.Fenced(NOT_RESERVED)))
             return
+        if isinstance(message, wire.Hello) and not self._greetings.setdefault(engine, _Greetings()).take(self._now()):
+            # An honest agent asks again when nobody answers it.
+            dropped["greetings"] += 1
+            return
+        if isinstance(message, wire.Hello):
+            self._greeted[engine] = peer_of(message, self._router.sender_host())
         if isinstance(message, wire.Deltas):
             self.delta_bytes += len(frame)
+        if isinstance(message, wire.WeightsLoaded):
+            self._count_weights(engine, message)
         if isinstance(message, wire.Deregister):
             del self._frames_at[engine]
         self._deliver(engine, message)
+
+    def _count_weights(self, engine: str, loaded: wire.WeightsLoaded) -> None:
+        """What one engine says of others moves nobody: it may be the liar."""
+        of_peers = min(max(0, loaded.bytes_from_peers), max(0, loaded.bytes_pulled))
+        self.weights.of_peers += of_peers
+        self.weights.of_publisher += max(0, loaded.bytes_pulled) - of_peers
+        if loaded.liars:
+            self.weights.false_chunks += len(loaded.liars)
+            log.warning("an agent says that others gave it false chunks", engine=engine, liars=loaded.liars)
 
     def send_all(self, messages: Sequence[tuple[str, wire.ToAgent]]) -> None:
         """Queues messages, each for the engine named beside it. Of several TokensKept for one engine only the last is
@@ -117,13 +176,26 @@ class AgentSessions:
         if identity is None:
             return
         sent = self._router.send(identity, wire.encode(message))
+        if isinstance(message, wire.Welcome):
+            self.roster.welcome(engine, self._greeted.get(engine))
         if sent is Sent.FULL and not isinstance(message, wire.Fenced):
             log.warning("agent does not read; given up", engine=engine)
             self._deliver(engine, wire.Deregister("its queue at the manager is full"))
 
+    def send_roster(self) -> None:
+        """Sends the news of who gives and takes chunks of weights."""
+        for engine, message in self.roster.messages():
+            self.send(engine, message)
+
+    def gone(self, engine: str) -> None:
+        """The ledger has given it up."""
+        self._greeted.pop(engine, None)
+        self.roster.remove(engine)
+
     def revoke(self, engine: str) -> None:
         """Its pod is gone: what it runs moves, and whoever proves its name from now on is refused. Raises OSError."""
         self._revoked.add(engine)
+        self.gone(engine)
         self._engines.pop(self._identities.pop(engine, b""), None)
         self._frames_at.pop(engine, None)
         self._deliver(engine, wire.Deregister(REVOKED))

@@ -5,6 +5,7 @@ It fails the run if it is asked for tokens that it was given.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,11 +15,13 @@ import numpy as np
 from polyrl.sample import Finish, Pool
 from polyrl.wire import (
     Announce,
+    Asleep,
     Assign,
     Cancel,
     Deltas,
     Deregister,
     Fenced,
+    GoToSleep,
     HandBack,
     HandBackReason,
     Heartbeat,
@@ -29,8 +32,11 @@ from polyrl.wire import (
     Resend,
     StartDrain,
     ToAgent,
+    TokensKept,
+    WakeUp,
     WeightsFailed,
     WeightsLoaded,
+    Welcome,
 )
 from polyrl_rollout.agent.protocol import AgentProtocol, Stream
 from polyrl_rollout.engines.port import TokenChunk
@@ -41,6 +47,9 @@ from polyrl_rollout.testing.simulation.world import Link, World
 
 FRAME_S: Final = 0.03
 RECONNECT_S: Final = (0.05, 1.0)
+FLOOD_S: Final = 0.01
+"""Pause between two rounds of a flood: more than a sound agent says in a second is said in a tenth of it."""
+
 LATE_END_SHARE: Final = 0.3
 """Of the ends that come in a frame of their own."""
 
@@ -59,14 +68,21 @@ class SimulatedEngine:
         """Lies still to be sent, by kind."""
         self._has_lied = False
         self._link: Link | None = None
+        self._inbox: deque[ToAgent] = deque()
+        """What came while it was frozen, in order."""
         self._protocol = AgentProtocol()
         self._book = self._protocol.book
         self._loading = False
         self._framing = False
         """Whether the next frame is planned; without runs there is none."""
+        self._floods = False
         self._lost = False
         """Whether a frame of this process may ever have been lost."""
+        self.sleepless_until = 0.0
+        """So long it does not get to sleep."""
+        self._rests = _Rests(world, self)
         world.watcher.work.started(name, self._step_s)
+        world.held.started(name, self._step_s)
         self._connect()
         world.after(1.0, self._send_heartbeat)
 
@@ -79,6 +95,7 @@ class SimulatedEngine:
             self._link.up = False
             self._link = None
             self._protocol.disconnect()
+            self._inbox.clear()  # with its socket
             self._lost = True
             self.world.agents.pop(self.name, None)
             self.world.after(max(away_s, self.world.rng.uniform(*RECONNECT_S)), self._connect)
@@ -99,7 +116,7 @@ class SimulatedEngine:
     def _connect(self) -> None:
         if not self.alive or self._link is not None:
             return
-        if self._asleep(self._connect):
+        if self._frozen(self._connect):
             return
         self._link = Link(self.world)
         self.world.agents[self.name] = (self._link, self)
@@ -119,14 +136,20 @@ class SimulatedEngine:
             versions=self._book.versions(),
             seq=self._book.seq,
             receipts={one: receipt_of(one) for one in (self.version, *self._book.versions())},
+            sleeps=self._rests.able,
+            asleep=self._rests.asleep,
         )
         self._send(hello)
+
+    def send(self, message: Any) -> None:
+        """To the manager, if it can be reached."""
+        self._send(message)
 
     def _send(self, message: Any) -> None:
         if self._link is not None:
             self._link.carry(0, lambda: self.world.from_agent(self.name, message))
 
-    def _asleep(self, again: Callable[[], None]) -> bool:
+    def _frozen(self, again: Callable[[], None]) -> bool:
         if self.world.now < self.frozen_until:
             self.world.at(self.frozen_until, again)
             return True
@@ -135,14 +158,23 @@ class SimulatedEngine:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def receive(self, message: ToAgent) -> None:
-        """One message of the manager."""
-        if not self.alive or self._asleep(lambda: self.receive(message)):
-            return
+        """One message of the manager. One that is frozen again before it was awake reads in order all the same."""
+        self._inbox.append(message)
+        self._read_one()
+
+    def _read_one(self) -> None:
+        if self.alive and self._inbox and not self._frozen(self._read_one):
+            self._take(self._inbox.popleft())
+
+    def _take(self, message: ToAgent) -> None:
         if not self._protocol.counts(message) or (isinstance(message, Cancel) and self._lie("lieForeign")):
             return
         if isinstance(message, Resend):
             self._check_resend(message)
+        held = set(self._book.streams)
         self._protocol.receive(message, self.world.now)
+        if isinstance(message, TokensKept):
+            self._check_forgotten(held - set(self._book.streams))
         handler = _HANDLERS.get(type(message))
         if handler is not None:
             handler(self, message)
@@ -150,7 +182,13 @@ class SimulatedEngine:
     def handle_fenced(self, _: Fenced) -> None:
         self._greet()
 
+    def handle_welcome(self, _: Welcome) -> None:
+        for one in self._protocol.undelivered():
+            self._hand_back(one.assignment, HandBackReason(one.reason))
+
     def handle_assign(self, assign: Assign) -> None:
+        if self._floods and assign.assignment in self._book.streams:
+            return  # it asked for the text of what it runs
         answer = self._refusal(assign) or self._protocol.accept(assign, self.version)
         if isinstance(answer, HandBack | PrefixUnknown):
             self._send(answer)
@@ -186,13 +224,41 @@ class SimulatedEngine:
             text = f"{self.name} was asked for position {resend.offset} of a sample it got at {stream.assign.offset}"
             raise Violation(self.world.now, "I10", text)
 
+    def _check_forgotten(self, gone: set[int]) -> None:
+        """A receipt makes an agent forget what has ended: nobody may still wait for it."""
+        live = self.world.manager.ledger.state.assignments
+        for number in gone & live.keys():
+            if live[number].engine == self.name and not self.world.is_manager_away:
+                text = f"{self.name} forgets assignment {number} by a receipt, of which {live[number].length} have come"
+                raise Violation(self.world.now, "I10", text)
+
     def _check_room(self) -> None:
         running = len(self._book.unfinished())
         if running > self.plan.max_running and not self._has_lied:
             text = f"{self.name} takes {self.plan.max_running} at once, and was given {running}"
             raise Violation(self.world.now, "I7", text)
 
+    def handle_sleep(self, _: GoToSleep) -> None:
+        self._rests.order(asleep=True)
+
+    def handle_wake(self, _: WakeUp) -> None:
+        self._rests.order(asleep=False)
+
+    def rest(self) -> None:
+        """Hands back what it runs; its weights are void from now on."""
+        self._send_rows(flush=True)
+        for stream in self._book.unfinished():
+            self._hand_back(stream.assign.assignment, HandBackReason.RECALLED)
+        self.version = -1
+
+    def rise(self, version: int) -> None:
+        """Has its memory again, and loads."""
+        if version >= 0:
+            self._load(version)
+
     def handle_announce(self, announce: Announce) -> None:
+        if self._rests.keeps(announce.version):
+            return
         if announce.version == self.version:
             self._send_loaded(0.0)
         elif announce.version < self.version:
@@ -208,7 +274,9 @@ class SimulatedEngine:
 
     def _load(self, version: int) -> None:
         self._loading = False
-        if not self.alive or self._asleep(lambda: self._load(version)):
+        if self._rests.keeps(version):
+            return
+        if not self.alive or self._frozen(lambda: self._load(version)):
             return
         if self._lie("failWeights"):
             self._send(WeightsFailed(version, self.version, reason="a chunk did not match its hash"))
@@ -230,7 +298,7 @@ class SimulatedEngine:
         self._send(WeightsLoaded(self.version, seconds, load_seconds=seconds, bytes_pulled=1000, receipt=receipt))
 
     def _hand_all_back(self) -> None:
-        if not self.alive or self._asleep(self._hand_all_back):
+        if not self.alive or self._frozen(self._hand_all_back):
             return
         self._send_rows(flush=True)
         for stream in self._book.unfinished():
@@ -245,13 +313,13 @@ class SimulatedEngine:
     # --- generating ---------------------------------------------------------------------------------------------------
 
     def _send_heartbeat(self) -> None:
-        if self.alive and not self._asleep(self._send_heartbeat):
+        if self.alive and not self._frozen(self._send_heartbeat):
             taken = sum(len(stream.assign.input_ids) // 4 + len(stream.ids) for stream in self._book.unfinished())
             self._send(Heartbeat(len(self._book.streams), 0, kv_free_tokens=max(0, self.plan.kv_tokens - taken)))
             self.world.after(1.0, self._send_heartbeat)
 
     def _frame(self) -> None:
-        if not self.alive or self._asleep(self._frame):
+        if not self.alive or self._frozen(self._frame):
             return
         if self.world.now >= self.stalled_until:
             for stream in self._book.unfinished():
@@ -319,6 +387,20 @@ class SimulatedEngine:
         if self._lie("repeatFrame"):
             self._send(frame)
 
+    def flood(self, until: float) -> None:
+        """Greets, sends all its tokens again, and asks for the text of all that it runs, which it has; and again, until
+        then."""
+        if not self.alive or self.world.now >= until:
+            return
+        self._floods = True
+        if not self._frozen(lambda: self.flood(until)):
+            self._greet()
+            for stream in self._book.unfinished():
+                self._book.resend(stream.assign.assignment, stream.assign.offset, self.world.now)
+                self._send(PrefixUnknown(stream.assign.assignment))
+            self._send_rows(flush=True)
+            self.world.after(FLOOD_S, lambda: self.flood(until))
+
     def _lie(self, kind: str) -> bool:
         left = self.lies.get(kind, 0)
         if left:
@@ -327,10 +409,72 @@ class SimulatedEngine:
         return left > 0
 
 
+class _Rests:
+    """Of an engine whose memory the learner needs at times."""
+
+    def __init__(self, world: World, engine: SimulatedEngine) -> None:
+        self.able = engine.plan.sleep_s > 0
+        self.asleep = self.able
+        """It was not started yet, or sleeps."""
+        self._world, self._engine = world, engine
+        self._wanted = True
+        self._busy = self._falls = False
+        """It falls asleep, or wakes; and which of both."""
+        self._staged = -1
+        if self.able:
+            world.rests(engine.name, asleep=True)
+
+    def order(self, *, asleep: bool) -> None:
+        """What the manager wants; what is under way ends first."""
+        self._wanted = asleep
+        if asleep and self.asleep:
+            self._engine.send(Asleep(0.0))
+        self._follow()
+
+    def keeps(self, version: int) -> bool:
+        """Whether a version that has come is loaded when the engine wakes."""
+        if not self.able or not (self.asleep or self._busy):
+            return False
+        self._staged = max(self._staged, version)
+        return True
+
+    def _follow(self) -> None:
+        if self._busy or self._wanted == self.asleep or not self._engine.alive:
+            return
+        self._busy, self._falls = True, self._wanted
+        if self._falls:
+            self._staged = max(self._staged, self._engine.version)
+            self._engine.rest()
+        else:
+            self.asleep = False
+            self._world.rests(self._engine.name, asleep=False)
+        self._world.after(self._engine.plan.sleep_s, self._end)
+
+    def _end(self) -> None:
+        engine, now = self._engine, self._world.now
+        hangs_until = max(engine.frozen_until, engine.sleepless_until if self._falls else 0.0)
+        if engine.alive and now < hangs_until:
+            self._world.at(hangs_until, self._end)
+            return
+        if not engine.alive:
+            return
+        self._busy = False
+        if self._falls:
+            self.asleep = True
+            self._world.rests(engine.name, asleep=True)
+            engine.send(Asleep(engine.plan.sleep_s))
+        else:
+            engine.rise(self._staged)
+        self._follow()
+
+
 _HANDLERS: Final[dict[type, Callable[[SimulatedEngine, Any], None]]] = {
     Fenced: SimulatedEngine.handle_fenced,
+    Welcome: SimulatedEngine.handle_welcome,
     Assign: SimulatedEngine.handle_assign,
     Recall: SimulatedEngine.handle_recall,
     Announce: SimulatedEngine.handle_announce,
+    GoToSleep: SimulatedEngine.handle_sleep,
+    WakeUp: SimulatedEngine.handle_wake,
     StartDrain: SimulatedEngine.handle_drain,
 }

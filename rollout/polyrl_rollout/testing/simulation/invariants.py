@@ -11,7 +11,7 @@ besides it here is what no journal can show, since only the peers know it:
     I8   no engine that says nothing keeps its lease, and one that is to drain is asked to
     I10  events give the live state, at any cut, also after a journey through bytes; a restart loses nothing that was
          committed, a power cut nothing that was synced, and so nothing that anybody was promised
-    I11  every token that arrives is counted, as kept, in vain or repeated
+    I11  every token that arrives is counted, as kept, in vain or repeated; see `held_memory`, and for I9 `held_batches`
 
 The audit, and what a restart is compared with, get only what no power cut can take back any more: the rest never was.
 """
@@ -57,7 +57,7 @@ from polyrl.wire import (
 from polyrl_rollout.testing.simulation.manager import lost_by_restart
 from polyrl_rollout.testing.simulation.model import ENVIRONMENT_BASE, STOP_TOKEN, Model, logprobs_of
 from polyrl_rollout.testing.simulation.schedule import Schedule
-from polyrl_rollout.testing.work_conservation import WorkConservation
+from polyrl_rollout.testing.watches.work_conservation import WorkConservation
 
 SLACK_S: Final = 0.11
 """Deadlines closer together than the ledger's tick resolution are handled together."""

@@ -187,6 +187,7 @@ def _without_signs_of_life(state: LedgerState) -> LedgerState:
     """A copy; what the events that are not durable say is set to one value."""
     copy = decode_state(encode_state(state))
     copy.due = copy.stall_due = copy.ask_due = copy.trainer_at = copy.learner.held_until = inf
+    copy.learner.rests.next_try_at = inf
     copy.counters.ignored.clear()
     copy.usage.losses.clear()
     for engine in copy.engines.values():

@@ -13,7 +13,7 @@ from polyrl.wire import Accepted, Batch
 from polyrl_rollout.testing.simulation.engine import SimulatedEngine
 from polyrl_rollout.testing.simulation.invariants import Violation
 from polyrl_rollout.testing.simulation.manager import Rows, Store
-from polyrl_rollout.testing.simulation.schedule import EnginePlan, Schedule, SimulatedFault
+from polyrl_rollout.testing.simulation.schedule import OWN_FAULTS, EnginePlan, Schedule, SimulatedFault
 from polyrl_rollout.testing.simulation.trainer import SimulatedTrainer
 from polyrl_rollout.testing.simulation.world import World
 
@@ -25,6 +25,9 @@ BOOT_S: Final = 2.0
 """From the end of an engine to its replacement's greeting."""
 
 FLAPS: Final = 5
+
+SLEEPLESS_TIMES: Final = 5
+"""So much longer than other faults: some end after the deadline for falling asleep."""
 
 
 class Result(NamedTuple):
@@ -50,13 +53,26 @@ class _Fleet:
         self._engines.append(SimulatedEngine(self._world, f"e{len(self._engines)}", plan))
 
     def inject(self, fault: SimulatedFault) -> None:
-        """One fault on one live preemptible engine."""
+        """One fault on one live preemptible engine, or on those on the trainer's devices."""
+        if fault.kind in OWN_FAULTS:
+            self._inject_own(fault)
+            return
         live = [engine for engine in self._engines if engine.alive and not engine.plan.reserved]
         if live:
             engine = live[fault.target % len(live)]
             _ENGINE_FAULTS.get(fault.kind, _lie)(engine, fault)
             if fault.kind in ("kill", "preempt", "drain", "quit"):
                 self._world.after(BOOT_S + fault.seconds, lambda: self._start(engine.plan))
+
+    def _inject_own(self, fault: SimulatedFault) -> None:
+        for engine in [one for one in self._engines if one.alive and one.plan.reserved]:
+            if fault.kind == "ownKill":
+                engine.kill()
+                self._world.after(BOOT_S + fault.seconds, lambda engine=engine: self._start(engine.plan))  # type: ignore[misc]
+            elif fault.kind == "ownSleepless":
+                engine.sleepless_until = self._world.now + SLEEPLESS_TIMES * fault.seconds
+            else:
+                (_freeze if fault.kind == "ownFreeze" else _break)(engine, fault)
 
 
 def _kill(engine: SimulatedEngine, fault: SimulatedFault) -> None:
@@ -68,7 +84,7 @@ def _preempt(engine: SimulatedEngine, fault: SimulatedFault) -> None:
 
 
 def _freeze(engine: SimulatedEngine, fault: SimulatedFault) -> None:
-    engine.frozen_until = engine.world.now + fault.seconds
+    engine.frozen_until = max(engine.frozen_until, engine.world.now + fault.seconds)
 
 
 def _stall(engine: SimulatedEngine, fault: SimulatedFault) -> None:
@@ -96,6 +112,10 @@ def _quit(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.leave()
 
 
+def _flood(engine: SimulatedEngine, fault: SimulatedFault) -> None:
+    engine.flood(engine.world.now + fault.seconds)
+
+
 def _lie(engine: SimulatedEngine, fault: SimulatedFault) -> None:
     engine.lies[fault.kind] = engine.lies.get(fault.kind, 0) + 1 + int(fault.seconds / 4)
 
@@ -110,6 +130,7 @@ _ENGINE_FAULTS: Final[dict[str, Callable[[SimulatedEngine, SimulatedFault], None
     "flap": _flap,
     "drain": _drain,
     "quit": _quit,
+    "flood": _flood,
 }
 
 

@@ -48,6 +48,9 @@ OLD_CHECKPOINT_SHARE: Final = 0.15
 LOST_JOURNAL_SHARE: Final = 0.1
 AHEAD_SHARE: Final = 0.2
 CARRIED_SHARE: Final = 0.7
+ALONE_SHARE: Final = 0.25
+LEARNER_SHARE: Final = 0.15
+FLOOD_SHARE: Final = 0.1
 """Shares of the schedules with these; drawn apart as well."""
 
 OTHER_FAULTS: Final = (
@@ -94,6 +97,8 @@ class EnginePlan(msgspec.Struct, frozen=True):
     max_context: int = 10_000
     rejects: bool = False
     """Whether it refuses whatever it gets."""
+    sleep_s: float = 0.0
+    """Seconds to give its memory back, and again to take it; 0: it cannot."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -129,6 +134,16 @@ class Schedule(msgspec.Struct, frozen=True):
     """Whether what an over-sampled step leaves over trains in the next one."""
     covers: bool = False
     """Whether a trainer that is followed by another one may have written no checkpoint for a step."""
+    alone_share: float = 0.0
+    """Share of the requests for batches that are learned where there is no room beside engines."""
+    learn_s: float = 0.0
+    """Seconds to learn a batch, before more is asked for."""
+    next_s: float = 5.0
+    """Seconds that a request for a batch gives."""
+
+
+OWN_FAULTS: Final = ("ownKill", "ownFreeze", "ownFreeze", "ownBreak", "ownSleepless")
+"""What can happen to one on the trainer's devices that sleeps there: as to others; and it does not fall asleep."""
 
 
 def draw_schedule(seed: int) -> Schedule:
@@ -158,7 +173,8 @@ def draw_schedule(seed: int) -> Schedule:
         max_tokens=rng.choice((40, 200, 10_000)),
     )
     worse = _with_old_checkpoints(_with_rejecters(_with_long_prompts(_with_usual(schedule))))
-    return _with_carried(_with_ahead(_with_lost_journals(worse)))
+    usual = _with_sleepers(_with_carried(_with_ahead(_with_lost_journals(worse))))
+    return _with_floods(_with_slow_learners(usual))
 
 
 def _with_usual(schedule: Schedule) -> Schedule:
@@ -223,6 +239,66 @@ def _with_carried(schedule: Schedule) -> Schedule:
     return msgspec.structs.replace(
         schedule, carries=may and Random(f"carried/{schedule.seed}").random() < CARRIED_SHARE
     )
+
+
+def _with_sleepers(schedule: Schedule) -> Schedule:
+    """The same with a learner that needs its devices alone, and engines there that break as they sleep and wake."""
+    rng = Random(f"alone/{schedule.seed}")
+    if rng.random() >= ALONE_SHARE:
+        return schedule
+    engines = tuple(
+        msgspec.structs.replace(plan, sleep_s=rng.choice((0.05, 0.5, 3.0))) if plan.reserved else plan
+        for plan in schedule.engines
+    )
+    faults = [
+        SimulatedFault(
+            rng.uniform(0.0, HORIZON_S) * rng.choice((0.2, 1.0)),
+            rng.choice(OWN_FAULTS),
+            target=0,
+            seconds=rng.choice((0.2, 2.0, 8.0, 30.0)),
+        )
+        for _ in range(rng.choice((0, 1, 3, 6)))
+    ]
+    return msgspec.structs.replace(
+        schedule,
+        engines=engines,
+        faults=tuple(sorted([*schedule.faults, *faults], key=lambda fault: fault.at)),
+        alone_share=rng.choice((0.5, 1.0)),
+    )
+
+
+def _with_slow_learners(schedule: Schedule) -> Schedule:
+    """The same with a learner that takes its time, and leaves the manager time for its plans, which half of the fleets
+    are measured well enough for."""
+    rng = Random(f"learns/{schedule.seed}")
+    if rng.random() >= LEARNER_SHARE:
+        return schedule
+    slow = msgspec.structs.replace(schedule, learn_s=rng.choice((0.5, 3.0, 8.0)), next_s=rng.choice((30.0, 300.0)))
+    if rng.random() < 0.5:
+        return slow
+    own = EnginePlan(True, rng.choice((2, 4)), kv_tokens=10_000, step_s=0.05, load_s=0.2)
+    return msgspec.structs.replace(
+        slow,
+        engines=(own, *[msgspec.structs.replace(own, reserved=False)] * rng.randint(1, 3)),
+        steps=rng.randint(2, 3),
+        groups=schedule.mini_batches * rng.randint(3, 5),
+        max_new_tokens=rng.randint(100, 250),
+        mean_turn=150,
+        max_tokens=10_000,
+    )
+
+
+def _with_floods(schedule: Schedule) -> Schedule:
+    """The same with agents that greet, send frames again and ask for texts, without a pause."""
+    rng = Random(f"flood/{schedule.seed}")
+    if rng.random() >= FLOOD_SHARE:
+        return schedule
+    floods = [
+        SimulatedFault(rng.uniform(0.0, 5.0), "flood", target=rng.randrange(8), seconds=rng.choice((1.0, 4.0)))
+        for _ in range(rng.randint(1, 2))
+    ]
+    faults = tuple(sorted([*schedule.faults, *floods], key=lambda fault: fault.at))
+    return msgspec.structs.replace(schedule, faults=faults)
 
 
 def _with_short_contexts(schedule: Schedule) -> Schedule:

@@ -46,7 +46,6 @@ from polyrl_rollout.testing.simulation.invariants import Violation
 from polyrl_rollout.testing.simulation.model import STOP_TOKEN, receipt_of
 from polyrl_rollout.testing.simulation.world import Link, World
 
-NEXT_DEADLINE_S: Final = 5.0
 CHECKPOINT_SHARE: Final = 0.7
 """Of the steps that begin with a checkpoint."""
 PROMPTS_FIRST_SHARE: Final = 0.5
@@ -61,6 +60,7 @@ class SimulatedTrainer:
     def __init__(self, world: World) -> None:
         self.world, self.schedule = world, world.schedule
         self.rng = Random(world.schedule.seed + 2)
+        self._alone_rng = Random(f"alone/{world.schedule.seed + 2}")
         self.done = False
         self.acknowledged = -1
         self.lose_next: type[Accepted | Batch] | None = None
@@ -76,8 +76,8 @@ class SimulatedTrainer:
         self._scores: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._next_group = 0
-        self._accepted = self._next_batch = 0
-        """Groups below it are known to have been accepted; batches below it came."""
+        self._accepted = self._greeted = self._next_batch = 0
+        """Groups below it are known to have been accepted, and were when it greeted last; batches below it came."""
         self._journal = ""
         self._open: dict[int, tuple[int, Purpose]] = {}
         """Step and purpose of each group that was submitted, and came in no batch, nor was dropped, nor cancelled."""
@@ -120,6 +120,7 @@ class SimulatedTrainer:
             return
         self.partition()
         self._life += 1
+        self.world.devices.learns_alone = False
         self._judging.clear()
         self._texts = self._no_texts()
         unanswered, self._unanswered = self._unanswered, {}
@@ -137,6 +138,7 @@ class SimulatedTrainer:
             return
         self.partition()
         self._life += 1
+        self.world.devices.learns_alone = False
         self._run += 1
         self._judging.clear()
         self._texts = self._no_texts()
@@ -188,6 +190,7 @@ class SimulatedTrainer:
     def _connect(self) -> None:
         self._texts.reconnect()
         self._link = Link(self.world)
+        self._greeted = self._accepted
         self._send(self._hello(f"trainer-{self._life}"))
         for message in self._unanswered.values():
             self._send(message)
@@ -361,8 +364,9 @@ class SimulatedTrainer:
 
     def _submit_again(self) -> None:
         """The manager has lost its journal: what is open is submitted under other numbers, and the newest weights are
-        announced again. Submissions without an answer are repeated like any request."""
-        lost = {number: of for number, of in self._open.items() if number < self._accepted}
+        announced again. Submissions without an answer are repeated like any request, and one whose answer came before
+        the welcome was answered by this very manager: it has them, and nothing of them is lost."""
+        lost = {number: of for number, of in self._open.items() if number < self._greeted}
         for number, of in lost.items():
             del self._open[number]
             self._dropped.add(number)
@@ -390,6 +394,7 @@ class SimulatedTrainer:
         step, most = self._next_source()
         least = min(most, self.rng.choice((1, self.schedule.n, 2 * self.schedule.n)))
         purpose, tokens = self._purpose, self.schedule.max_tokens
+        alone = purpose is Purpose.TRAIN and self._alone_rng.random() < self.schedule.alone_share
         self._ask(
             lambda r: BatchRequest(
                 r,
@@ -398,9 +403,10 @@ class SimulatedTrainer:
                 min_samples=least,
                 max_samples=most,
                 max_tokens=tokens,
-                deadline_s=NEXT_DEADLINE_S,
+                deadline_s=self.schedule.next_s,
+                alone=alone,
             ),
-            self._take,
+            self._take_alone if alone else self._take,
         )
 
     def _next_source(self) -> tuple[int, int]:
@@ -411,10 +417,26 @@ class SimulatedTrainer:
             return self._carried, min(self._to_boundary, carried)
         return self._step, min(self._to_boundary, others)
 
+    def _take_alone(self, answer: Batch | Late) -> None:
+        """It learns for a while: meanwhile no engine on its devices may be awake."""
+        if not (isinstance(answer, Batch) and answer.samples):
+            self._take(answer)
+            return
+        self._train(answer)
+        self.world.devices.learns_alone = True
+        self.world.after(self._alone_rng.choice((0.0, 0.3, 2.0)), self._unless_replaced(self._end_alone))
+
+    def _end_alone(self) -> None:
+        self.world.devices.learns_alone = False
+        self._go_on()
+
     def _take(self, answer: Batch | Late) -> None:
         if isinstance(answer, Batch):
             if answer.samples:
                 self._train(answer)
+                if self.schedule.learn_s:
+                    self.world.after(self.schedule.learn_s, self._unless_replaced(self._go_on))
+                    return
             elif answer.last and self._replaced > REPLACEMENTS:
                 self._missing, self._gave_up = 0, True
             elif answer.last:
@@ -422,6 +444,9 @@ class SimulatedTrainer:
                     0.1, self._unless_replaced(self._ask_batch)
                 )  # a notice of a dropped group is on its way
                 return
+        self._go_on()
+
+    def _go_on(self) -> None:
         if self._missing:
             self._ask_batch()
         else:
@@ -461,7 +486,7 @@ class SimulatedTrainer:
         self._trained.add(batch.number)
         self._unacknowledged += 1
         acknowledge = self._unless_replaced(lambda: self._acknowledge(batch.number))
-        self.world.after(self.rng.choice((0.0, 0.1)), acknowledge)
+        self.world.after(self.schedule.learn_s + self.rng.choice((0.0, 0.1)), acknowledge)
 
     def _acknowledge(self, batch: int) -> None:
         self._ask(lambda r: Acknowledge(r, batch), self._acknowledged)

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable
 from math import inf
 from random import Random
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -20,6 +20,11 @@ from polyrl_rollout.testing.simulation.invariants import Violation, Watcher
 from polyrl_rollout.testing.simulation.manager import Rows, SimulatedManager, Store
 from polyrl_rollout.testing.simulation.model import Model
 from polyrl_rollout.testing.simulation.schedule import Schedule
+from polyrl_rollout.testing.watches.batch_order import BatchOrder
+from polyrl_rollout.testing.watches.device_watch import DeviceWatch
+from polyrl_rollout.testing.watches.held_batches import HeldBatches
+from polyrl_rollout.testing.watches.held_memory import HeldMemory
+from polyrl_rollout.testing.watches.token_versions import TokenVersions
 
 GATHER_S: Final = 0.002
 """Longest time that what agents send waits for its commit, as in production."""
@@ -88,11 +93,17 @@ class World:
         config = msgspec.structs.replace(CONFIG, group_filter=schedule.group_filter)
         self.manager = SimulatedManager(config, make_store)
         self.watcher = Watcher(self.manager.ledger, self.model, schedule)
+        self.devices = DeviceWatch()
+        self._learn_s = 0.0 if schedule.alone_share else schedule.learn_s  # what is learned alone takes other times
+        self.held = HeldBatches(self._learn_s)
+        self._memory = HeldMemory()
+        self._order, self._versions = BatchOrder(), TokenVersions()
         self.agents: dict[str, tuple[Link, AgentPeer]] = {}
         """By engine name, while a link is up."""
         self.to_trainer: Callable[[ToTrainer], None] = lambda message: None
         self.partition_trainer: Callable[[], None] = lambda: None
-        self._away_until = 0.0
+        self._away_until = self._heard_from = 0.0
+        """When the manager hears again, and when what it was sent meanwhile has been heard."""
         self._sockets: list[Callable[[], None]] = []
         """What came while the manager was away, in order."""
         self.dies_midway: float | None = None
@@ -148,6 +159,7 @@ class World:
         """The manager hears nothing for a while, as when its process is stopped; the sockets keep what comes."""
         self._away_until = max(self._away_until, self.now + seconds)
         self.watcher.deaf_until(self._away_until)
+        self._heard_from = max(self._heard_from, self._away_until + QUIET_S)
         self.at(self._away_until, self._empty_sockets)
 
     @property
@@ -175,13 +187,17 @@ class World:
         if self._journal_lost:
             self.manager.begin_anew(self.now)
             self.watcher.journal_lost(self.manager.ledger, self.manager.clock(self.now))
+            self.held = HeldBatches(self._learn_s, self.held.paces)
         else:
             self.watcher.survived(self._survived, self.now)
             self.manager.restart(self.now)
             self.watcher.restarted(self.manager.ledger, self.now, self.manager.clock(self.now))
         self._survived, self._journal_lost = None, False
+        self._memory.restarted()
+        self._order.follow(self.manager.ledger.state)
         config = self.manager.ledger.state.config
         self.watcher.deaf_until(self.now + config.return_s - config.lease_s)
+        self._heard_from = self.now + config.return_s
         self._act(self.manager.ledger.resume(self.manager.clock(self.now)))
 
     def _wait_in_socket(self, again: Callable[[], None]) -> bool:
@@ -201,14 +217,14 @@ class World:
             return
         tokens = self.watcher.before_agent(engine, message, self.now)
         outcome = self.manager.ledger.from_agent(engine, message, self.manager.clock(self.now))
-        self._act(outcome, at_once=False, tokens=tokens)
+        self._act(outcome, message, at_once=False, tokens=tokens)
 
     def from_trainer(self, message: FromTrainer) -> None:
         """A message of the trainer arrives at the ledger."""
         if self._wait_in_socket(lambda: self.from_trainer(message)):
             return
         self.watcher.before_trainer(message)
-        self._act(self.manager.ledger.from_trainer(message, self.manager.clock(self.now)))
+        self._act(self.manager.ledger.from_trainer(message, self.manager.clock(self.now)), message)
         if isinstance(message, TrainerHello):
             self._sync(self._life, self.manager.store.commits)
 
@@ -220,10 +236,31 @@ class World:
             ledger, clock = self.manager.ledger, self.manager.clock(self.now)
             self._act(ledger.drain(engine, seconds, "drained by the operator", clock))
 
-    def _act(self, outcome: Effects, *, at_once: bool = True, tokens: int = 0) -> None:
-        """Agents' frames share commits; everybody else is answered at once."""
+    def rests(self, engine: str, *, asleep: bool) -> None:
+        """An engine on the trainer's devices holds no memory there from now on, or takes it again."""
+        wrong = self.devices.rests(engine, asleep=asleep)
+        # A manager that has lost its journal does not know that the trainer learns.
+        if all(fault.kind != "journalLoss" for fault in self.schedule.faults):
+            self._check(wrong)
+
+    def _check(self, wrong: str, invariant: str = "I9") -> None:
+        if wrong:
+            raise Violation(self.now, invariant, wrong)
+
+    def _act(self, outcome: Effects, message: Any = None, *, at_once: bool = True, tokens: int = 0) -> None:
+        """Agents' frames share commits; everybody else is answered at once. `message`: None as time passes."""
         self.manager.gather(outcome)
         self.watcher.after(outcome, self.now, tokens)
+        self._check(self.devices.happened(outcome.events, self.manager.ledger.state.engines.keys()))
+        state, clock = self.manager.ledger.state, self.manager.clock(self.now)
+        if self.now < self._heard_from:
+            self.held.restarted()
+        else:
+            self._check(self.held.overdue(state, clock))
+        self.held.happened(outcome.events, state)
+        self._check(self._order.happened(outcome.events, state), "I2")
+        self._check(self._versions.happened(message, outcome, state), "I6")
+        self._check(self._memory.happened(message, outcome, state, clock), "I11")
         life = self._life
         if at_once:
             self._commit(life)

@@ -107,7 +107,7 @@ def test_a_partition_wants_an_agent_that_has_greeted() -> None:
         "a notice for the reserved engine",
         "a notice for the trainer",
         "a partition of the manager",
-        "a frost in one direction",
+        "a freeze in one direction",
         "a partition of an engine",
     ],
 )

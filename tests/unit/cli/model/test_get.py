@@ -56,6 +56,31 @@ def test_what_breaks_off_is_no_whole(tmp_path: Path, less: int) -> None:
         received(tmp_path, stream({"model/config.json": CONFIG, "metrics.jsonl": METRICS})[:-less])
 
 
+def test_a_trickle_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte was waited for anew, so one a minute kept the command for ever."""
+    monkeypatch.setattr("polyrl_cli.model.get.PIECE_WAIT_S", 0.1)
+
+    async def trickle() -> AsyncIterator[bytes]:
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            yield b" "
+
+    with pytest.raises(RunFailed, match="bytes came within"):
+        asyncio.run(ByteReader(trickle()).line())
+
+
+def test_slow_links_are_fast_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyrl_cli.model.get.PIECE_WAIT_S", 0.5)
+    monkeypatch.setattr("polyrl_cli.model.get.PIECE_BYTES", 2)
+
+    async def steady() -> AsyncIterator[bytes]:
+        for part in [b" "] * 60 + [b"\n"]:
+            await asyncio.sleep(0.01)
+            yield part
+
+    assert asyncio.run(ByteReader(steady()).line()) == b" " * 60
+
+
 UP = "model/../../up"
 
 

@@ -10,13 +10,14 @@ from polyrl.cluster.acceptance import DRY_RUN_RETRY_S, acceptance
 from polyrl.cluster.state import ReconcileState
 
 QUOTA = "pods is forbidden: exceeded quota: gpus"
+OWN_COMMAND = {"rollout": {"template": {"spec": {"containers": [{"name": "rollout", "command": ["sh"]}]}}}}
 REFUSED = "Pod j-r-0: violates PodSecurity"
 
 
 @pytest.mark.parametrize(
     ("spec", "dry_run", "expected"),
     [
-        pytest.param({"trainer": {"replicas": 2}}, "", (False, "Unsupported", False, False), id="unsupported"),
+        pytest.param(OWN_COMMAND, "", (False, "Unsupported", False, False), id="unsupported"),
         pytest.param({}, None, (None, "Checking", False, True), id="not asked yet"),
         pytest.param({}, "", (True, "Valid", True, False), id="the API server agrees"),
         pytest.param({}, QUOTA, (True, "Valid", True, False), id="a used up quota is no fault of the template"),

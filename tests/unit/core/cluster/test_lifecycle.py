@@ -63,7 +63,9 @@ def test_failure_names_the_pod_that_failed_by_itself(build: Any) -> None:
     own = build.pod("j-trainer-0-a", Role.TRAINER, **bad)
     evicted = build.pod("j-trainer-0-b", Role.TRAINER, **bad, disruption="EvictionByEvictionAPI")
     failed = build.trainer(failed_at=5.0, failed_reason="PodFailurePolicy", failed_message="exit code 1")
-    failure = lifecycle(build.ctx(trainer=failed, pods=(own, evicted))).failure
+    handed_over = {"phase": PodPhase.FAILED, "exits": (Exit("trainer", 143, reason="Error"),)}
+    other = build.pod("j-trainer-1-c", Role.TRAINER, **handed_over)
+    failure = lifecycle(build.ctx(trainer=failed, pods=(own, evicted, other))).failure
     assert failure is not None
     assert (failure.pod_name, failure.exit_code, failure.reason) == ("j-trainer-0-a", 1, "PodFailurePolicy")
     assert failure.message == "the trainer ended with status 1: exit code 1"

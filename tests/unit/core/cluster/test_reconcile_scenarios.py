@@ -357,10 +357,11 @@ def test_what_is_no_job_is_refused_and_nothing_is_made() -> None:
 
 
 def test_unsupported_is_refused_with_its_sentence() -> None:
-    scenario = Scenario(raw_job(trainer={"replicas": 2}))
+    own_command = {"spec": {"containers": [{"name": "trainer", "command": ["sh"]}]}}
+    scenario = Scenario(raw_job(trainer={"template": own_command}))
     scenario.go(5)
     assert scenario.reason("Accepted") == "Unsupported"
-    assert "spec.trainer.replicas" in scenario.status.conditions[0].message
+    assert "spec.trainer.template" in scenario.status.conditions[0].message
     assert {kind for kind, _ in scenario.cluster.objects} == {"PolyRLJob"}
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from polyrl.cluster.autoscaling import between_steps, scale_decision, stale_at
 from polyrl.cluster.timestamps import millisecond, second
+from polyrl.manifest.status import ScalingStatus
+from polyrl.status import MAX_MEASURE, FinishedStep
 
 GAP = {"mode": "Gap", "gap": {"scaleUpWindowSteps": 1, "staleAfterSeconds": 600, "cooldownSeconds": 60}}
 
@@ -86,3 +90,25 @@ def test_moments_between_steps(build: Any, more: dict[str, Any], expected: bool)
     manager = build.manager(**{"trainer_connected": True} | more)
     assert between_steps(build.ctx(build.job(), {"manager": {"step": 4}}, manager=manager)) == expected
     assert not between_steps(build.ctx(build.job(), {"manager": {"step": 4}}))
+
+
+EXTREMES = (0.0, -1.0, MAX_MEASURE, -MAX_MEASURE, 1e-308, 5e-324, 3.0, 1e-9, 0.5)
+MEASURES = ("engines", "rollout", "train", "step", "busyEngine", "sharedEngine", "evaluationEngine", "nextEngineSaves")
+
+
+def drawn_step(dice: random.Random, number: int) -> FinishedStep:
+    """Anything that a manager's answer may hold."""
+    fields = {name if name == "engines" else f"{name}Seconds": dice.choice(EXTREMES) for name in MEASURES}
+    return msgspec.convert(fields | {"step": dice.choice((number, 0)), "steady": dice.random() < 0.8}, FinishedStep)
+
+
+def test_whatever_a_manager_measured_is_a_decision(build: Any) -> None:
+    """A manager's image may be its job's author's: numbers of his had the job's reconcile raise for ever."""
+    dice, job = random.Random(13), build.job(scaling=GAP)
+    stored = {"startTime": second(build.now - 999), "rollout": {"desiredReplicas": 3}}
+    for _ in range(100):
+        steps = tuple(drawn_step(dice, number) for number in range(7, 8 + dice.randrange(5)))
+        values = {"reservedSeconds": dice.choice((1e308, -1e308, 5.0))}
+        ctx = build.ctx(job, stored, manager=build.manager(step=7, finished_steps=steps, values=values))
+        decision = scale_decision(ctx, [])
+        ScalingStatus.model_validate(decision.scaling.model_dump(by_alias=True, mode="json"))

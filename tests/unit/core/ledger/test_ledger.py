@@ -13,7 +13,7 @@ from polyrl.ledger import LedgerConfig, fleet, ledger, speed
 from polyrl.ledger.journal import encode_state
 from polyrl.ledger.messages import agents
 from polyrl.ledger.scheduling import placement, rebalance
-from polyrl.ledger.state import LeasedEngine
+from polyrl.ledger.state import LeasedEngine, assign_message
 from polyrl.sample import Pool, Purpose, sample_id
 from polyrl.wire import Heartbeat, HeldAssignment, Hello, pack_ids
 from polyrl_rollout.testing.flow import Flow, Speed
@@ -277,7 +277,7 @@ def test_one_that_flaps_costs_ever_fewer_moves(monkeypatch: Patch) -> None:
         def flap(flow: Flow) -> None:
             flow.engines["b"].mute = flow.now % 6 < 4
 
-        flow.run(60.0, flap)
+        flow.run(100.0, flap)
         return flow.ledger.state.counters.migrations["lost"]
 
     half_open = lost_moves()
@@ -346,6 +346,24 @@ def test_a_later_turn_waits_for_its_prefix_unless_that_costs_more(context: int, 
     assert bool(flow.number(sample)) is not waits
     flow.run(flow.now + 60.0)
     assert flow.number(sample) or sample in flow.ended, "it never waits for longer than reading would have taken"
+
+
+def test_an_engine_knows_where_the_turn_begins() -> None:
+    flow = Flow({"a": FAST}, lambda s, t: 3, turns=2)
+    flow.submit(1, max_new_tokens=200)
+    sample, begins = sample_id(0, 0), []
+
+    def began() -> int:
+        return assign_message(flow.ledger.state, flow.number(sample), kept=False).turn_start
+
+    flow.tokens("a", flow.number(sample), [5, 6])
+    begins.append(began())
+    flow.tokens("a", flow.number(sample), [2], "stop")
+    flow.extend(sample, [7] * 8)
+    begins.append(began())
+    flow.tokens("a", flow.number(sample), [5, 6])
+    begins.append(began())
+    assert begins == [0, 3 + 8, 3 + 8]
 
 
 # --- drains -----------------------------------------------------------------------------------------------------------

@@ -18,11 +18,20 @@ from polyrl.worker import RunLocation, workers_of
 PLACE = RunLocation(run="/run", manifest_dir="/job", python="python", run_epoch=1, cpus=8)
 
 
-def spec(rollouts: int, each: int = 1, reserved: bool = True, engine: str = "sglang", mode: str = "rl") -> JobSpec:
+def spec(
+    rollouts: int,
+    each: int = 1,
+    reserved: bool = True,
+    engine: str = "sglang",
+    mode: str = "rl",
+    *,
+    pods: int = 1,
+    processes: int = 1,
+) -> JobSpec:
     recipe = {"mode": mode, "model": {"path": "model"}, "reward": {"function": "reward:score"}}
     evaluated = {"data": {"eval": [{"path": "eval.jsonl"}]}}
     rollout = {"replicas": rollouts, "maxReplicas": 16, "engine": {"type": engine, "tensorParallel": each}}
-    trainer = {"reservedEngine": reserved}
+    trainer = {"reservedEngine": reserved, "replicas": pods, "processesPerPod": processes}
     return JobSpec.model_validate({"recipe": {**recipe, **evaluated}, "trainer": trainer, "rollout": rollout})
 
 
@@ -46,6 +55,7 @@ ROWS = [
     (spec(3, engine="embedded"), 2, "the learner 0 · unused 1"),
     (spec(3, mode="sft"), 2, "the learner and the reserved engine 0 · unused 1"),
     (spec(3), 0, ""),
+    (spec(1, reserved=False, pods=2, processes=2), 6, "the learner 0,1,2,3 · rollout 0 4 · unused 5"),
     (
         spec(1),
         1,
@@ -75,6 +85,7 @@ NAMES = [
         "one too many",
     ),
     *("engines over two", "engines over two, no reserved one", "embedded engines", "only evaluated", "no GPU"),
+    "two pods of two processes each",
     *("a rollout too many", "two rollouts too many", "a reserved engine that is too wide"),
 ]
 
@@ -131,9 +142,19 @@ def test_workers_see_their_gpus_and_no_others() -> None:
     assert workers.trainer.env["POLYRL_LEARNER_DEVICE"] == "cuda"
     assert workers.reserved is not None
     assert workers.reserved.gpus == ("0",)
+    assert "POLYRL_ENGINE_APART" not in workers.trainer.env | workers.reserved.env
     assert workers.rollout_gpus == (("1",), ("2",))
     assert workers.rollout is not None
     assert "CUDA_VISIBLE_DEVICES" not in workers.rollout.env
+
+
+def test_an_engine_with_gpus_of_its_own_is_said_to_be_apart() -> None:
+    job = spec(0, each=2)
+    given = assign_gpus(job, gpus(3))
+    assert isinstance(given, GpuAssignment)
+    workers = with_gpus(workers_of(job, PLACE), given)
+    assert workers.reserved is not None
+    assert workers.trainer.env["POLYRL_ENGINE_APART"] == workers.reserved.env["POLYRL_ENGINE_APART"] == "1"
 
 
 def test_without_gpus_workers_are_left_as_they_are() -> None:

@@ -7,10 +7,12 @@ import pytest
 from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment
 from polyrl.local.gpu_memory import estimate_line, fit, gpu_fault, gpu_notes
+from polyrl.local.memory import Machine, memory_fault
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.parts.critic import CriticSpec, CriticTrunk
 from polyrl.manifest.recipe import RecipeSpec
+from polyrl.manifest.spec import TrainerSpec
 from polyrl.memory.known_models import known_config
 from polyrl.memory.learner import activation_bytes, adapter_parameters, kept_bytes, learner_bytes, learner_memory
 from polyrl.memory.sizes import GIB, ModelSizes
@@ -202,7 +204,18 @@ def test_several_gpus_share_what_the_learner_holds() -> None:
 
 
 def test_layers_that_are_computed_twice_keep_their_inputs_and_one_layer_whole() -> None:
-    recipe = RecipeSpec.model_validate({"gradientCheckpointing": True, "model": {"dtype": "bfloat16"}})
+    recipe = RecipeSpec.model_validate({"activationCheckpointing": "full", "model": {"dtype": "bfloat16"}})
     one_layer = kept_bytes(HALF, "bfloat16") // HALF.layers
     assert activation_bytes(HALF, recipe) == HALF.layers * 4 * HALF.hidden + one_layer
     assert activation_bytes(HALF, recipe) < kept_bytes(HALF, "bfloat16") / 4
+
+
+def test_what_the_host_holds_is_asked_of_the_host() -> None:
+    machine = Machine(memory_bytes=64 * GIB, has_gpu=True)
+    offloaded = spec().model_copy(update={"trainer": TrainerSpec.model_validate({"fsdp": {"cpuOffload": True}})})
+    assert memory_fault(spec(), SEVEN.parameters, machine) is None
+    fault = memory_fault(offloaded, SEVEN.parameters, machine)
+    assert fault is not None
+    assert "learner 113.5" in fault[1]
+    assert gpu_fault(spec(), SEVEN.parameters, alone(80)) is not None
+    assert gpu_fault(offloaded, SEVEN.parameters, alone(80)) is None

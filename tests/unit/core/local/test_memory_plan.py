@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,8 +85,9 @@ CHANGES = [
         [
             "trainer.reservedMemFraction to 0.05",
             "trainer.reservedEngine to false",
-            "set recipe.gradientCheckpointing to true",
+            "set recipe.activationCheckpointing to selective",
             "processesPerPod to 2",
+            "trainer.fsdp.cpuOffload to true",
             "lora",
             "H200",
         ],
@@ -97,8 +99,12 @@ CHANGES = [
         [
             "reservedMemFraction to 0.1, and recipe.maxTokensPerMicroBatch to 13312",
             "trainer.reservedEngine to false",
-            "processesPerPod to 4, and recipe.gradientCheckpointing to true",
-            "set recipe.model.lora to {}, and recipe.gradientCheckpointing to true",
+            "processesPerPod to 4, and recipe.activationCheckpointing to selective, and recipe.maxTokens",
+            "processesPerPod to 4, and recipe.activationCheckpointing to full",
+            "set trainer.fsdp.cpuOffload to true, and recipe.activationCheckpointing to selective, and recipe.max",
+            "set trainer.fsdp.cpuOffload to true, and recipe.activationCheckpointing to full",
+            "set recipe.model.lora to {}, and recipe.activationCheckpointing to selective, and recipe.maxTokens",
+            "set recipe.model.lora to {}, and recipe.activationCheckpointing to full",
         ],
     ),
     (
@@ -106,8 +112,10 @@ CHANGES = [
         "1.5B",
         on("A100-40GB"),
         [
-            "set recipe.gradientCheckpointing",
+            "set recipe.activationCheckpointing to selective, and recipe.maxTokens",
+            "set recipe.activationCheckpointing to full",
             "processesPerPod to 2, and recipe.maxTokens",
+            "trainer.fsdp.cpuOffload to true, and recipe.maxTokens",
             "set recipe.model.lora",
             "at least H100-80GB",
         ],
@@ -117,8 +125,9 @@ CHANGES = [
         "7B",
         on("H100"),
         [
-            "processesPerPod to 2, and recipe.gradient",
+            "processesPerPod to 2, and recipe.activationCheckpointing to selective",
             "processesPerPod to 4",
+            "trainer.fsdp.cpuOffload to true",
             "set recipe.model.lora to {}",
             "GPUs of at least B200-180GB",
         ],
@@ -127,13 +136,22 @@ CHANGES = [
         job(reserved=False),
         "32B",
         on("B200"),
-        ["processesPerPod to 4, and recipe.gradient", "processesPerPod to 8", "set recipe.model.lora to {}"],
+        [
+            "processesPerPod to 4, and recipe.activation",
+            "processesPerPod to 8",
+            "fsdp.cpuOffload to true",
+            "set recipe.model.lora to {}",
+        ],
     ),
     (
         job(reserved=False),
         "72B",
         on("H100"),
-        ["no change was found with which", "rollout: set rollout.engine.tensorParallel to 4", "at least B200"],
+        [
+            "trainer.fsdp.cpuOffload to true, and recipe.activationCheckpointing to selective",
+            "rollout: set rollout.engine.tensorParallel to 4",
+            "at least B200",
+        ],
     ),
     (job(reserved=False), "7B", on("B200", "L4"), []),
     (
@@ -142,6 +160,7 @@ CHANGES = [
         on("B200", "L4"),
         [
             "processesPerPod to 2, and",
+            "cpuOffload to true, and",
             "lora to {}, and",
             "rollout: set rollout.engine.tensorParallel to 2",
             "at least A100-40GB",
@@ -189,6 +208,30 @@ def test_one_of_the_learners_gpus_has_the_reserved_engine_too() -> None:
     assert shared.total > others.total
 
 
+def test_slices_of_a_pass_have_a_share_of_its_activations() -> None:
+    whole = edited(job(reserved=False), {"trainer.processesPerPod": 4})
+    sliced = edited(whole, {"trainer.contextParallel": 4})
+    before, after = (planned(spec, "7B", on("H100")).memory.gpus[0].parts for spec in (whole, sliced))
+    assert after["activations"] == before["activations"] / 4
+    assert all(after[name] == size for name, size in before.items() if name not in ("activations", "logits"))
+
+
+@pytest.mark.parametrize(
+    ("longest", "slices"),
+    [
+        pytest.param(65_536, "2", id="two"),
+        pytest.param(131_072, "4", id="four"),
+        pytest.param(1_048_576, None, id="eight, which 28 heads are not shared out among"),
+    ],
+)
+def test_samples_too_long_for_a_gpu_are_cut_into_slices(longest: int, slices: str | None) -> None:
+    spec = edited(job(reserved=False, engine={"maxContext": longest}), {"trainer.processesPerPod": 8})
+    spec = edited(spec, {"recipe.activationCheckpointing": "full"})
+    changes = planned(spec, "7B", on("A100-40GB")).changes
+    proposed = [one for one in changes if "contextParallel" in one]
+    assert proposed == ([f"learner: set trainer.contextParallel to {slices}"] if slices else [])
+
+
 def test_changes_are_proposed_once_for_all_gpus_of_the_learner() -> None:
     spec = edited(job(16384), {"trainer.processesPerPod": 2})
     changes = planned(spec, "32B", on("H100")).changes
@@ -203,9 +246,48 @@ def test_a_longer_sample_has_a_pass_of_its_own() -> None:
 
 def test_keys_of_few_heads_are_held_by_several_gpus() -> None:
     sizes = sizes_of("0.5B")  # two heads of keys
-    found = [engine_memory(sizes, job(each=tp).rollout.engine, "bfloat16") for tp in (1, 2, 4)]
+    found = [engine_memory(sizes, job(each=tp).rollout.engine, "bfloat16") for tp in (1, 2, 7)]
     assert [one.per_token for one in found] == [12288, 6144, 6144]
-    assert [one.weights for one in found] == [2 * 494_032_768 // tp for tp in (1, 2, 4)]
+    # The weights of keys and values are 24 * 2 * 896 * 128 parameters, of which 7 GPUs hold a half each.
+    of_keys = 24 * 2 * 896 * 128
+    whole = [494_032_768, 494_032_768, 494_032_768 - of_keys + 7 * of_keys // 2]
+    assert [one.weights for one in found] == [2 * one // tp for one, tp in zip(whole, (1, 2, 7), strict=True)]
+    shared = job(each=4, engine={"args": ["--enable-dp-attention"], "dataParallel": 4}).rollout.engine
+    assert engine_memory(sizes, shared, "bfloat16").per_token == 12288, "each GPU has sequences of its own"
+
+
+@pytest.mark.parametrize(
+    ("model", "edits", "field", "sentence"),
+    [
+        (
+            "7B", {"rollout.engine.tensorParallel": 8}, "rollout.engine.tensorParallel",
+            "the model's 28 attention heads and 4 heads of keys and values are not spread evenly over 8 GPUs;"
+            " set one of 1, 2, 4, 28",
+        ),
+        (
+            "7B", {"rollout.engine.tensorParallel": 14}, "rollout.engine.tensorParallel",
+            "the model's 28 attention heads and 4 heads of keys and values are not spread evenly over 14 GPUs;"
+            " set one of 1, 2, 4, 28",
+        ),
+        (
+            "7B", {"trainer.processesPerPod": 8, "trainer.contextParallel": 8}, "trainer.contextParallel",
+            "8 does not divide the model's 28 attention heads; set one of 1, 2, 4, 7, 14, 28",
+        ),
+    ],
+    ids=["heads", "heads of keys", "slices"],
+)  # fmt: skip
+def test_what_the_models_heads_do_not_allow_is_refused(
+    model: str, edits: dict[str, Any], field: str, sentence: str
+) -> None:
+    spec = edited(job(reserved=False), edits)
+    assert plan_job(spec, sizes_of(model), on("H100")) == GpuRefusal(field, sentence)
+
+
+def test_no_engine_is_proposed_that_the_models_heads_do_not_allow() -> None:
+    sizes = replace(sizes_of("72B"), heads=12, key_heads=4)
+    plan = plan_job(job(reserved=False), sizes, on("A100-40GB"))
+    assert isinstance(plan, JobPlan)
+    assert not any("tensorParallel to 8" in one for one in plan.changes)
 
 
 def test_ranks_share_what_is_held_and_no_activations() -> None:
@@ -220,3 +302,23 @@ def test_ranks_share_what_is_held_and_no_activations() -> None:
     assert llama is not None
     few, many = (learner_memory(llama, recipe, tokens=16384, ranks=ranks).total for ranks in (8, 128))
     assert (few - many) / GIB == pytest.approx(15.0, rel=0.1)
+
+
+def test_what_the_host_holds_is_not_on_the_gpus() -> None:
+    spec = edited(job(reserved=False), {"trainer.fsdp.cpuOffload": True, "trainer.processesPerPod": 2})
+    plan = planned(spec, "7B", on("H100")).memory
+    assert plan.host == 16 * 7_615_616_512
+    learner = plan.gpus[0]
+    assert not {"weights", "gradients", "optimizer"} & learner.parts.keys()
+    whole = planned(edited(spec, {"trainer.fsdp.cpuOffload": False}), "7B", on("H100")).memory
+    assert (whole.host, whole.gpus[0].total - learner.total) == (0, 8 * 7_615_616_512)
+
+
+def test_copies_hold_as_much_as_one_model_over_their_part_of_the_gpus() -> None:
+    spec = edited(job(reserved=False), {"trainer.processesPerPod": 8, "trainer.fsdp.dpReplicate": 2})
+    four = planned(edited(job(reserved=False), {"trainer.processesPerPod": 4}), "32B", on("H100"))
+    eight = planned(spec, "32B", on("H100"))
+    assert eight.memory.gpus[0].parts == four.memory.gpus[0].parts
+    assert eight.changes[0].startswith("learner: set trainer.fsdp.dpReplicate to 1")
+    odd = edited(job(reserved=False), {"trainer.replicas": 3, "trainer.fsdp.dpReplicate": 3})
+    assert not any("processesPerPod to 0" in one for one in planned(odd, "32B", on("H100")).changes)

@@ -29,6 +29,8 @@ from polyrl_cli.manifests.yaml_source import parse
 
 TEXTS = {
     "trackingUri": ["http://mlflow:5000"],
+    "uri": ["s3://bucket/place", "gs://bucket", "file:///place"],
+    "path": ["rows.jsonl", "OWNER/NAME", "s3://bucket/place"],
     "function": ["reward:score", "pkg.reward:score"],
     "filterFunction": ["filters:keep"],
     "lossFunction": ["losses:sapo"],
@@ -43,8 +45,9 @@ TEXTS = {
 }
 """Values of fields that have a pattern, and of those whose value matters to a rule."""
 
-NUMBERS = {"port": [5000, 5002], "maxNewTokens": [1, 1024]}
-"""A port that is free in pods, and one that is not; answers that leave room for a prompt, and some that do not."""
+NUMBERS = {"port": [5000, 5002], "maxNewTokens": [1, 1024], "maxTurns": [8, 200]}
+"""A port that is free in pods, and one that is not; answers that leave room for a prompt, and some that do not; turns
+whose rewards may all be reported, and more of them."""
 
 MODEL_CONFIGS = [{"model_type": "qwen2"}, {"model_type": "llama", "hidden_size": 8, "pad_token_id": None}]
 SPREAD = 4
@@ -158,7 +161,7 @@ def test_python_and_cel_agree_on_any_spec(seed: int) -> None:
 
 
 def test_every_rule_is_seen_to_hold_and_to_break() -> None:
-    specs = [JobSpec.model_validate(random_spec(seed)) for seed in range(1000)]
+    specs = [JobSpec.model_validate(random_spec(seed)) for seed in range(1200)]
     for rule in RULES:
         assert {rule.holds(spec) for spec in specs} == {True, False}, rule.id
 
@@ -243,8 +246,11 @@ TRANSITION_TABLE = [
     ("replicas-fixed-while-running", BEFORE, changed("trainer.replicas", 2), False),
     ("replicas-fixed-while-running", SUSPENDED, changed("trainer.replicas", 2), True),
     ("processesPerPod-fixed-while-running", BEFORE, changed("trainer.processesPerPod", 2), False),
+    ("contextParallel-fixed-while-running", BEFORE, changed("trainer.contextParallel", 2), False),
+    ("fsdp-fixed-while-running", BEFORE, changed("trainer.fsdp", {"dpReplicate": 1, "cpuOffload": True}), False),
     ("capacity-fixed-while-running", BEFORE, changed("trainer.capacity", "Any"), False),
     ("reservedEngine-fixed-while-running", BEFORE, changed("trainer.reservedEngine", False), False),
+    ("reservedSleep-fixed-while-running", BEFORE, changed("trainer.reservedSleep", "never"), False),
     ("graceSeconds-fixed-while-running", BEFORE, changed("trainer.graceSeconds", 60), False),
     ("reservedMemFraction-fixed-while-running", BEFORE, changed("trainer.reservedMemFraction", 0.2), False),
     ("deadline-only-shrinks", BEFORE, LIMITED, True),

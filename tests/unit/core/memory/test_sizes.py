@@ -69,7 +69,8 @@ def test_parameters_of_other_models_are_a_lower_bound(config: dict, least: float
 def test_sizes_are_those_of_the_config() -> None:
     found = ModelSizes.of(SEVEN)
     assert found == ModelSizes(
-        **{"parameters": 7_615_616_512, "layers": 28, "hidden": 3584, "inner": 18944, "keys": 512, "key_heads": 4},
+        **{"parameters": 7_615_616_512, "layers": 28, "hidden": 3584, "inner": 18944, "heads": 28},
+        **{"keys": 512, "key_heads": 4},
         **{"vocabulary": 152_064, "outside": 2 * 152_064 * 3584},
     )
     assert found.layer == (7_615_616_512 - 2 * 152_064 * 3584) // 28
@@ -117,3 +118,8 @@ def test_bytes_may_be_decimal() -> None:
 def test_another_gpu_is_refused(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         gpu_bytes(text)
+
+
+def test_a_size_that_no_model_has_is_none() -> None:
+    """A number of hundreds of digits, from somebody's folder, ended `polyrl plan` by a traceback."""
+    assert ModelSizes.of({**SEVEN, "hidden_size": 10**400}) is None

@@ -16,7 +16,7 @@ from zmq.utils import z85
 
 from polyrl.errors import InvalidData, ProtocolError
 from polyrl.keys import key_bytes
-from polyrl.wire import FromPuller, GetChunk, GetManifest, encode
+from polyrl.wire import FromPuller, GetChunk, GetManifest, decode_from_puller, encode
 from polyrl.wire.sealing import (
     FRAME_BYTES,
     GREETING,
@@ -47,9 +47,9 @@ def find(request: FromPuller) -> Content | None:
 class Receiver:
     """The other side of a connection, in memory."""
 
-    def __init__(self, role: str = "agent", *, server: ServedConnection | None = None) -> None:
+    def __init__(self, role: str = "agent", *, server: ServedConnection[FromPuller] | None = None) -> None:
         self.room = memoryview(bytearray(ROOM_BYTES))
-        self.server = server or ServedConnection(Handshake(lasting("trainer", "agent")), find)
+        self.server = server or ServedConnection(Handshake(lasting("trainer", "agent")), find, decode_from_puller)
         handshake = Handshake(lasting(role, "trainer"))
         self.server.receive(GREETING + handshake.public)
         self.sealer, self.opener = handshake.finish(bytes(self.server.next(self.room)), dialled=True)
@@ -146,7 +146,7 @@ def test_what_is_sent_is_not_what_is_hidden() -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_keys_that_fix_the_secret_are_refused(number: int) -> None:
     public = number.to_bytes(32, "little")
-    server = ServedConnection(Handshake(lasting("trainer", "agent")), find)
+    server = ServedConnection(Handshake(lasting("trainer", "agent")), find, decode_from_puller)
     with pytest.raises(ProtocolError, match="key is none"):
         server.receive(GREETING + public)
 

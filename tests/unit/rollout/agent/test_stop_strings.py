@@ -71,7 +71,7 @@ class Handler:
 
 
 async def generated(
-    engine: WritingEngine, stop: Sequence[str], decode: Decode | None, held: str = ""
+    engine: WritingEngine, stop: Sequence[str], decode: Decode | None, held: str = "", turn_start: int = 0
 ) -> tuple[Stream, Handler]:
     protocol, handler = AgentProtocol(), Handler()
     protocol.receive(Welcome(run_epoch=1, lease_s=3.0, beat_s=1.0, delta_s=0.03), 0.0)
@@ -80,7 +80,7 @@ async def generated(
     generation.update_room()
     ids = TOKENIZER.encode_text(held)
     sampling = SamplingParams(64, stop=tuple(stop))
-    versions = {"min_version": VERSION, "max_version": VERSION}
+    versions = {"min_version": VERSION, "max_version": VERSION, "turn_start": turn_start}
     assign = Assign(1, "1.0", 1, pack_ids([*PROMPT, *ids]), len(ids), 64, sampling, **versions)
     stream = protocol.accept(assign, VERSION)
     assert isinstance(stream, Stream)
@@ -134,6 +134,14 @@ def test_one_whose_end_was_lost_with_its_engine_generates_nothing(decode: Decode
     engine = WritingEngine("bbb")
     stream, _ = asyncio.run(generated(engine, ["</a>"], decode, held="b</a>"))
     assert (list(stream.ids), stream.finish, engine.given) == ([], 1, 0)
+
+
+def test_earlier_turns_do_not_count(decode: Decode) -> None:
+    turns = "b</a>.</"
+    stream, _ = asyncio.run(generated(WritingEngine("a>b</a>b"), ["</a>"], decode, held=turns, turn_start=len(turns)))
+    assert TOKENIZER.decode(stream.ids) == "a>b</a>"
+    moved, _ = asyncio.run(generated(WritingEngine("/a>b"), ["</a>"], decode, held=f"{turns}b<", turn_start=len(turns)))
+    assert TOKENIZER.decode(moved.ids) == "/a>"
 
 
 def test_the_prompt_does_not_count(decode: Decode) -> None:

@@ -28,7 +28,7 @@ from polyrl.wire.engine_identity import IN_USE, NOT_RESERVED, REVOKED, UNPROVEN,
 from polyrl_operator.secret import make_run_keys
 from polyrl_rollout.manager.journal import RevokedNames
 from polyrl_rollout.manager.peers.router import Router, Sent
-from polyrl_rollout.manager.peers.sessions import AgentSessions
+from polyrl_rollout.manager.peers.sessions import GREETINGS_AT_ONCE, GREETINGS_PER_S, AgentSessions
 
 MANAGER, _, AGENT, _ = make_run_keys()
 HEARTBEAT = Heartbeat(0, 0, kv_free_tokens=0)
@@ -47,6 +47,9 @@ class Outgoing:
         self.to.append(identity)
         self.sent.append((identity.decode().partition("/")[0], decode_to_agent(frame)))
         return Sent.QUEUED
+
+    def sender_host(self) -> str:
+        return "10.0.0.7"
 
 
 def identity(claimed: str, proof_of: str, process: str = "p") -> bytes:
@@ -134,6 +137,24 @@ def test_a_second_process_with_the_same_proof_is_named_while_it_tries() -> None:
     own.on_frame(first, encode(HEARTBEAT))
     own.on_frame(second, AS_VICTIM)
     assert own.waits() == [("victim", 0.0)]
+
+
+def test_who_greets_without_end_is_heard_once_a_second() -> None:
+    """A hundred times a second, for ten; each greeting that is taken may stay in the journal for good."""
+    clock, outgoing = [0.0], Outgoing()
+    own, received = sessions(outgoing, lambda: clock[0])
+    for tick in range(1000):
+        clock[0] = tick / 100
+        own.on_frame(identity("victim", "victim"), AS_VICTIM)
+        own.on_frame(identity("other", "other"), encode(HEARTBEAT))
+    greetings = [message for name, message in received if name == "victim"]
+    assert len(greetings) == GREETINGS_AT_ONCE + 9
+    assert outgoing.traffic.dropped == {"greetings": 1000 - len(greetings)}
+    assert len(received) - len(greetings) == 1000, "others are heard as before"
+    clock[0] += GREETINGS_AT_ONCE / GREETINGS_PER_S
+    for _ in range(GREETINGS_AT_ONCE + 5):
+        own.on_frame(identity("victim", "victim"), AS_VICTIM)
+    assert len([name for name, _ in received if name == "victim"]) == len(greetings) + GREETINGS_AT_ONCE
 
 
 def test_an_agent_that_took_its_leave_is_followed_by_another_at_once() -> None:

@@ -14,7 +14,8 @@ import pytest
 from polyrl.errors import ProtocolError
 from polyrl.weights import VersionManifest, cut_chunks, missing_chunks, pieces, tensor_entry
 from polyrl.weights.deltas import encode_delta
-from polyrl_rollout.weights.staging import Partial, Staged, Staging
+from polyrl_rollout.weights.pages import WEIGHTS_FILE
+from polyrl_rollout.weights.staging import Partial, Staged, Staging, name_of
 
 CHUNK = 64
 
@@ -67,7 +68,7 @@ def test_two_files_serve_all_versions(staging: Staging) -> None:
         inodes.add((staged.folder / "model.safetensors").stat().st_ino)
         assert (staged.folder / "model.safetensors").read_bytes().endswith(b"".join(content(number)))
     assert len(inodes) == 2
-    assert sorted(path.name for path in staging.root.iterdir()) == [".lock", "spare", "v000004"]
+    assert [path.name[:7] for path in sorted(staging.root.iterdir())] == [".lock", ".turn", "v000003", "v000004"]
 
 
 def test_chunks_of_a_delta_say_nothing_of_where_tensors_lie(staging: Staging) -> None:
@@ -80,8 +81,10 @@ def test_chunks_of_a_delta_say_nothing_of_where_tensors_lie(staging: Staging) ->
     assert partial.have == set()
     partial.reuse(served)
     assert partial.have == {chunk.hash for chunk in served.manifest.chunks}
+    staging.finish(partial)
     partial.file.manifest = as_delta
-    staging.discard()
+    staging._known[partial.file.path.parent] = as_delta
+    staging.keep_only(0)
     assert staging.open(version(3, content(0))).have == set()
 
 
@@ -150,7 +153,18 @@ def test_full_memory_is_refused_when_the_file_is_made(staging: Staging, monkeypa
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space"):
         staging.open(version(0, content(0)))
-    assert [path.name for path in staging.root.iterdir()] == [".lock"]
+    assert not list(staging.root.glob("v*/*")), "what was begun is gone"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_that_was_killed_as_it_took_room_leaves_nothing_to_stumble_over(staging: Staging, number: int) -> None:
+    """The kernel gives a file its size when it has all of its room, a second later with gigabytes."""
+    manifest = version(number, content(0))
+    left = staging.root / f"{name_of(version(0, content(0)))}.partial"
+    left.mkdir()
+    (left / WEIGHTS_FILE).touch()
+    fill(staging.open(manifest), b"".join(content(0)))
+    assert [path.name for path in staging.root.glob("v*")] == [f"{name_of(manifest)}.partial"]
 
 
 def test_what_an_interrupted_pull_left_stays_until_another_version_comes(staging: Staging) -> None:
@@ -160,4 +174,4 @@ def test_what_an_interrupted_pull_left_stays_until_another_version_comes(staging
     partial.take(first.chunks[0])
     assert staging.open(first) is partial
     assert staging.open(version(1, content(1))).have == set()
-    assert [path.name for path in staging.root.glob("v*")] == ["v000001.partial"]
+    assert [path.name for path in staging.root.glob("v*")] == [f"{name_of(version(1, content(1)))}.partial"]

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from polyrl.wire import GetManifest
-from polyrl.wire.sealing import GREETING_BYTES, Handshake, LastingKeys
+from polyrl.wire.sealing import Handshake, LastingKeys
 from polyrl_rollout.weights.stream import WeightStream, manifest_room
 
 SILENCE_S = 0.2
@@ -25,7 +25,7 @@ def trickling() -> Iterator[str]:
     def serve(listener: socket.socket) -> None:
         connected, _ = listener.accept()
         with connected:
-            connected.recv(GREETING_BYTES, socket.MSG_WAITALL)
+            connected.recv(Handshake.greeting_bytes, socket.MSG_WAITALL)
             connected.sendall(Handshake(keys()).public)
             while not ended.wait(SILENCE_S / 10):
                 try:

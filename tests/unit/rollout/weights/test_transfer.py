@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from polyrl.weights import ChunkEntry, WeightsRef
+from polyrl.weights import ChunkEntry, VersionManifest, WeightsRef
 from polyrl.wire import GetChunk
 from polyrl_rollout.weights.transfer import Transfer
 
 CHUNKS = [ChunkEntry(bytes([number]) * 32, 4) for number in range(6)]
+
+
+MANIFEST = VersionManifest(0, None, kind="anchor", tensors=(), chunks=tuple(CHUNKS), files=())
 
 
 class Connection:
@@ -62,5 +65,5 @@ class Places:
 def test_no_chunk_is_lost_with_its_connection(fault: str, at: int) -> None:
     steps, places = ["goes on"] * at + [fault], Places()
     transfer = Transfer(WeightsRef(0), lambda _: Connection(steps), 1.0, 5.0, streams=1)  # type: ignore[arg-type, return-value]
-    transfer.chunks(0, list(CHUNKS), places)  # type: ignore[arg-type]
+    transfer.chunks(MANIFEST, CHUNKS, places)  # type: ignore[arg-type]
     assert sorted(places.came) == [chunk.hash for chunk in CHUNKS]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from polyrl_trainer.backends.packing import MAX_PADDING, PackingPolicy, Pass, pack_pass, plan_passes
+from polyrl_trainer.backends.models.sequence_slices import SequenceSlices
+from polyrl_trainer.backends.packing import (
+    MAX_PADDING,
+    PackingPolicy,
+    Pass,
+    learned_counts,
+    pack_pass,
+    plan_passes,
+)
 from polyrl_trainer.sample import Sample
 
 BUDGET = 4096
@@ -123,3 +133,30 @@ def test_positions_restart_only_where_a_mask_is_needed(rows: tuple[tuple[int, ..
     samples = [sample_of(length) for length in (5, 4, 2, 2)]
     packed = pack_pass(samples, Pass(rows, width=5), torch.device("cpu"))
     assert packed.position_ids.tolist() == positions
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=12), st.integers(1, 8), st.integers(0, 9))
+def test_slices_of_a_pass_have_all_of_it_once(lengths: list[int], number: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    samples = [
+        Sample(draw.integers(0, 99, length), np.r_[0, draw.integers(0, 2, length - 1)].astype(np.float32), 1)
+        for length in lengths
+    ]
+    for one in plan_passes(lengths, PackingPolicy.variable_length(64, number)):
+        whole = pack_pass(samples, one, torch.device("cpu"))
+        group: Any = None
+        parts = [whole.slice(SequenceSlices(group, number, own)) for own in range(number)]
+        for name in ("input_ids", "position_ids"):
+            assert torch.equal(torch.cat([getattr(part, name) for part in parts], dim=1), getattr(whole, name))
+        assert len({part.input_ids.shape for part in parts}) == 1
+        for name in ("targets", "sequence"):
+            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
+        width = one.width // number
+        placed = torch.cat([part.predicting + own * width for own, part in enumerate(parts)])
+        assert torch.equal(placed, whole.predicting)
+        assert learned_counts(samples, one, number) == [len(part.targets) for part in parts]
+        assert all(part.documents.starts is whole.documents.starts for part in parts)
+
+
+def test_a_pass_without_rows_has_nothing_to_learn() -> None:
+    assert learned_counts([], Pass((), 0), 3) == [0, 0, 0]

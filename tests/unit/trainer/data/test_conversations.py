@@ -59,6 +59,32 @@ def test_all_assistant_turns_are_learned_and_no_others(words):
     ]
 
 
+ARGUMENTS = {
+    "as JSON": ("{{ call.function.arguments | tojson }}", '{"one": "two"}'),
+    "one by one": ("{% for k, v in call.function.arguments | items %}{{ k }}={{ v }}{% endfor %}", "one=two"),
+    "as text": ("{{ '' + call.function.arguments }}", '{"one":"two"}'),
+}
+
+
+@pytest.mark.parametrize(("template", "written"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_arguments_of_a_call_are_written_as_the_template_means_them(words, monkeypatch, template, written):
+    calls = f"{{% for m in messages %}}{{% for call in m.tool_calls or [] %}}{template}{{% endfor %}}{{% endfor %}}"
+    monkeypatch.setattr(words._tokenizer, "chat_template", calls)
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"one":"two"}'}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert words._render([message], (), generation_prompt=False) == written
+    assert call["function"]["arguments"] == '{"one":"two"}', "the row stays as it is"
+
+
+def test_a_template_that_cannot_read_a_call_is_refused_in_a_sentence(words, monkeypatch):
+    monkeypatch.setattr(
+        words._tokenizer, "chat_template", "{% for k, v in messages[0].tool_calls | items %}{% endfor %}"
+    )
+    message = {"role": "assistant", "content": "", "tool_calls": [{"name": "two"}]}
+    with pytest.raises(InvalidData, match="the chat template refuses the conversation: Can only get item pairs"):
+        words._render([message], (), generation_prompt=False)
+
+
 WEIGHED = [
     {"role": "user", "content": "one"},
     {"role": "assistant", "content": "two", "weight": 0},

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl.sample import Finish, Response, SamplingParams, Span
+from polyrl.sample import ENVIRONMENT_VERSION, Finish, Response, SamplingParams, Span
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
 from polyrl_trainer.generation.stops import unexplained_stops, up_to_stop
 from polyrl_trainer.preparation import stop_token_ids
@@ -42,6 +43,22 @@ def test_it_ends_with_the_token_that_completes_the_first(stop: list[str], kept: 
     assert cut.spans[-1].end == len(kept)
     assert len(cut.spans) == (1 if len(kept) == 2 else 2)
     assert cut.finish is Finish.STOP
+
+
+def test_a_turn_ends_by_its_own_text_not_by_an_earlier_turns() -> None:
+    first, written, last = "ab", "ab.", "ca.bc"
+    ends = np.cumsum([len(first), len(written), len(last)]).tolist()
+    spans = (
+        Span(0, ends[0], version=1, engine="x", attempt=1),
+        Span(ends[0], ends[1], version=ENVIRONMENT_VERSION, engine="", attempt=1),
+        Span(ends[1], ends[2] + 1, version=1, engine="x", attempt=1),
+    )
+    whole = replace(response(first + written + last), spans=spans, turn=1)
+    assert up_to_stop(whole, ["ab"], TOKENIZER) is whole, "what an environment wrote and the turn before do not count"
+    assert up_to_stop(whole, [".c"], TOKENIZER) is whole, "nor does what one ends and the other begins"
+    cut = up_to_stop(whole, ["ab", ".b"], TOKENIZER)
+    assert TOKENIZER.decode(np.frombuffer(cut.ids, "<u4").tolist()) == first + written + "ca.b"
+    assert (cut.spans[-1].end, cut.finish) == (9, Finish.STOP)
 
 
 def test_one_that_holds_none_is_left_as_it_is() -> None:

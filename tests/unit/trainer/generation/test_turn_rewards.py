@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from polyrl.sample import Finish, Response, Scored, Span
-from polyrl.wire import pack_ids
+import numpy as np
+import pytest
+
+from polyrl.manifest.parts.algorithm import AlgorithmSpec
+from polyrl.sample import DiscardReason, Finish, Purpose, Response, Scored, Span
+from polyrl.wire import TurnDone, excess_of_metrics, pack_ids
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 from polyrl_trainer.generation.from_wire import scored_sample, turn_reward_metrics
+from polyrl_trainer.generation.runner import UserCodeRunner
+from polyrl_trainer.sample import Sample
+from polyrl_trainer.user_code.episodes import Played
+from polyrl_trainer.user_code.rewards import CustomGroupFilter, RewardFunction
+from polyrl_trainer.user_code.verdicts import Reward, Verdict
 
 TOKENIZER = CharacterTokenizer("abcdef")
 
@@ -40,3 +49,85 @@ def test_turns_begin_where_the_environments_texts_end() -> None:
 
 def test_turns_that_gave_nothing_take_no_room() -> None:
     assert turn_reward_metrics([0.0, 1.5, 0.0]) == {"turn_reward/1": 1.5}
+
+
+class Ended:
+    """An environment that pays the first turn and cuts the episode there."""
+
+    async def play(self, *_: Any, **__: Any) -> Played:
+        return Played(None, (0.5,), truncated=True)
+
+
+class OneTurn:
+    """A rollout side with one finished turn."""
+
+    def __init__(self, turn: TurnDone) -> None:
+        self._turn = turn
+        self.metrics: list[dict[str, float]] = []
+        self.rejected: list[tuple[DiscardReason, str]] = []
+
+    async def turns(self) -> Any:
+        yield self._turn
+
+    async def score(self, sample: str, turn: int, reward: float, metrics: dict[str, float]) -> None:
+        assert not excess_of_metrics(metrics), "it would end the run"
+        self.metrics.append(metrics)
+
+    async def reject(self, sample: str, reason: DiscardReason, detail: str) -> None:
+        self.rejected.append((reason, detail))
+
+
+def finished_turn() -> TurnDone:
+    response = Response("4.0", pack_ids([3]), logprobs=bytes(4), loss_mask=b"\1", spans=(), turn=0, finish=Finish.STOP)
+    return TurnDone(4, 0, purpose=Purpose.TRAIN, step=1, response=response)
+
+
+class Asked:
+    """Notes what a function of the user's was shown."""
+
+    def __init__(self, verdict: Verdict | None) -> None:
+        self.samples: list[Sample] = []
+        self._verdict = verdict
+
+    async def call(self, samples: list[Sample], timeout_s: float) -> list[Verdict | None]:
+        self.samples += samples
+        return [self._verdict] * len(samples)
+
+
+async def test_a_reward_whose_numbers_leave_no_room_for_the_environments_is_a_typed_discard() -> None:
+    numbers = {f"part{number:03}": 1.0 for number in range(355)}
+    assert not excess_of_metrics(numbers), "by themselves they are carried"
+    rollouts = OneTurn(finished_turn())
+    reward = RewardFunction(Asked(Reward(1.0, numbers)), timeout_s=1)
+    host = UserCodeRunner(rollouts, TOKENIZER, reward, episodes=Ended())  # type: ignore[arg-type]
+    host.register(4, Prompt("f:1", "a", (1, 3), metadata={}), 1)
+    await host.run()
+    ((reason, detail),) = rollouts.rejected
+    assert reason is DiscardReason.REWARD_INVALID
+    assert "with those of the environment take 8202 bytes" in detail
+    assert reward.failures.counts == {"rewardInvalid": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "paid"),
+    [
+        pytest.param({}, {}, id="an advantage of the reward at the end"),
+        pytest.param({"advantage": "turnNorm"}, {"turn_reward/0": 0.5}, id="one per turn"),
+        pytest.param({"advantageFunction": "own:best"}, {"turn_reward/0": 0.5}, id="one of the user's own"),
+    ],
+)
+async def test_a_group_filter_sees_of_an_episode_what_the_reward_saw_and_the_learner_what_it_learns_from(
+    fields: dict[str, str], paid: dict[str, float]
+) -> None:
+    rollouts = OneTurn(finished_turn())
+    scored, filtered = Asked(Reward(1.0)), Asked(None)
+    group_filter = CustomGroupFilter(filtered, timeout_s=1, samples_per_group=1)
+    reward = RewardFunction(scored, timeout_s=1)
+    host = UserCodeRunner(rollouts, TOKENIZER, reward, episodes=Ended(), group_filter=group_filter)  # type: ignore[arg-type]
+    host.keeps_turn_rewards = AlgorithmSpec.model_validate(fields).learns_from_turns
+    host.register(4, Prompt("f:1", "a", (1, 3), metadata={}), 1)
+    await host.run()
+    for shown in scored.samples + filtered.samples:
+        assert (shown.finish_reason, shown.turn_rewards) == ("length", (0.5,))
+    assert [shown.reward for shown in filtered.samples] == [1.0]
+    assert rollouts.metrics == [{"environment_truncated": 1.0, **paid}]

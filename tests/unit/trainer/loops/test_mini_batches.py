@@ -26,10 +26,10 @@ def ids(mini_batches: list[list[Sample]]) -> list[list[str]]:
     return [[sample.id for sample in one] for one in mini_batches]
 
 
-def test_they_hold_whole_groups_and_do_not_depend_on_the_order_of_completion() -> None:
+def test_they_mix_all_groups_and_do_not_depend_on_the_order_of_completion() -> None:
     drawn = draw_mini_batches(SAMPLES, 4, (0, 3))
     assert [len(one) for one in drawn] == [48, 48, 48]
-    assert all(len({sample.group for sample in one}) == 4 for one in drawn)
+    assert all(len({sample.group for sample in one}) == 12 for one in drawn)
     assert sorted(one for mini_batch in ids(drawn) for one in mini_batch) == sorted(sample.id for sample in SAMPLES)
     shuffled = random.Random(1).sample(SAMPLES, len(SAMPLES))
     assert ids(draw_mini_batches(shuffled, 4, (0, 3))) == ids(drawn)
@@ -51,10 +51,17 @@ def test_optimizer_steps_of_one_rl_step(algorithm: dict[str, int], expected: int
 def test_steps_and_seeds_draw_others() -> None:
     first = ids(draw_mini_batches(SAMPLES, 4, (0, 3)))
     assert first != ids(draw_mini_batches(SAMPLES, 4, (0, 4))) != ids(draw_mini_batches(SAMPLES, 4, (1, 4)))
-    assert {sample.group for sample in draw_mini_batches(SAMPLES, 4, (0, 3))[0]} != {6, 7, 8, 9}
 
 
-def test_further_epochs_over_a_file_are_other_mini_batches_of_the_same_groups() -> None:
+def test_groups_of_a_file_may_be_of_any_size() -> None:
+    sizes = {6: 3, 7: 1, 8: 12, 9: 5}
+    samples = [one for one in SAMPLES if one.group in sizes and int(one.id.split(".")[1]) < sizes[one.group]]
+    drawn = draw_mini_batches([replace(one, id="") for one in samples], 2, (0, 3))
+    assert [len(one) for one in drawn] == [11, 10]
+    assert sorted(one.group for mini_batch in drawn for one in mini_batch) == sorted(one.group for one in samples)
+
+
+def test_further_epochs_over_a_file_are_other_mini_batches_of_the_same_samples() -> None:
     nameless = [replace(one, id="") for one in SAMPLES]
     algorithm = {"promptsPerStep": 12, "miniBatchPrompts": 3, "updateEpochs": 3}
     recipe = RecipeSpec.model_validate(

@@ -43,6 +43,12 @@ def test_groups_are_too_easy_too_hard_or_teach_before_the_filter() -> None:
     assert filtered == {"rollout/zero_std": 0.5, "rollout/solve_all": 0.25, "rollout/solve_none": 0.25}
 
 
+def test_groups_whose_turns_were_paid_differently_teach() -> None:
+    paid = [(1, (0.5, 0.0)), (1, ()), (2, (0.5, 0.0)), (2, (0.5, 0.0))]
+    samples = [replace(sample(group, 5), reward=1.0, turn_rewards=turns) for group, turns in paid]
+    assert solved_shares(samples) == {"rollout/zero_std": 0.5, "rollout/solve_all": 1.0, "rollout/solve_none": 0.0}
+
+
 def test_lengths_turns_and_advantages_by_hand() -> None:
     # Turns of 2 and 1 tokens with a text of two tokens between them, and one of 5; prompts of 1 and 2 tokens.
     two = Sample(np.arange(6), np.array([0, 1, 1, 0, 0, 1], np.float32), prompt_length=1, group=1)

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.parts.algorithm import AdvantageEstimator, AlgorithmSpec
+from polyrl_trainer.loops.step_metrics import learning_metrics
 from polyrl_trainer.losses.advantages import WITHIN_GROUP, group_advantages, whitened, with_advantages
 from polyrl_trainer.sample import Sample
 
@@ -114,6 +115,16 @@ def test_a_penalty_in_the_reward_is_taken_before_groups_are_compared() -> None:
     assert [first.reward, second.reward] == [1.0, 0.0], "what is reported is the task's"
     with pytest.raises(InvalidData, match="rollout_log_probs"):
         with_advantages(pair(logprobs=False), spec)
+
+
+def test_what_a_penalty_in_the_reward_is_made_of_is_a_metric() -> None:
+    # Mean k1 of A .4 / 2, of B -1.3 / 3: as verl's, a mean of means, and without the coefficient.
+    learned = {"padding_fraction": 0.0}
+    samples = with_advantages(pair(), AlgorithmSpec(kl_coefficient=0.1, kl_place="reward"))
+    found = learning_metrics(samples, learned, [])["actor/reward_kl_penalty"]
+    assert found == pytest.approx((0.2 - 1.3 / 3) / 2, abs=1e-6)
+    in_loss = with_advantages(pair(), AlgorithmSpec(kl_coefficient=0.1, kl_place="loss"))
+    assert "actor/reward_kl_penalty" not in learning_metrics(in_loss, learned, [])
 
 
 def test_what_compares_within_groups_is_left_as_it_is_by_the_step() -> None:

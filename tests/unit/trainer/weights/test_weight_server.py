@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -194,6 +196,27 @@ def test_who_makes_way_for_a_new_connection(
         assert len(gone) <= CONNECTIONS // 16
         for peer in tuple(thread._peers):
             thread._end(peer)
+
+
+class Full:
+    """A listener whose process may open no more."""
+
+    def accept(self) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_process_that_can_open_nothing_more_is_not_asked_again_and_again(
+    thread: _ServingThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waited there had it use half a core."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread.listen(listener)
+        monkeypatch.setattr(thread._server, "_listener", Full())
+        thread._accept()
+        assert listener not in thread._selector.get_map()
+        thread._listen_again()
+        assert listener in thread._selector.get_map()
+        monkeypatch.undo()
 
 
 def test_bandwidth_is_that_of_bulk_while_it_flows(thread: _ServingThread) -> None:

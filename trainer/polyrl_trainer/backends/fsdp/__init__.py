@@ -7,8 +7,10 @@
     rounds          which samples on which rank in which pass, as a value
     commands        what the leader says, as bytes
     ranks           the group: collectives, whom one waits for
-    processes       starts the followers of this machine, and notices their end
+    processes       starts the ranks of this machine, and notices their end
     heartbeat       a frozen rank is noticed outside of collectives
+    pods            the ranks of other pods, on a cluster
+    images          a version's image, which every rank writes its own rows of
     shard_files     one safetensors file that every rank writes and reads its own part of
 
 The loss runs on rank 0 alone: a pass gives logprobs, entropies and values, P numbers each, which are gathered; what the

@@ -11,29 +11,28 @@ import os
 import signal
 import sys
 import traceback
-from collections import deque
 from pathlib import Path
 
-import torch
+from polyrl import interpreter, parent_death_signal
 
-from polyrl import parent_death_signal
-from polyrl.errors import PolyRLError
-from polyrl_trainer.backends.fsdp import commands
-from polyrl_trainer.backends.fsdp.commands import (
-    CreateCommand,
-    DropCommand,
-    EndCommand,
-    LearnCommand,
-    RankCommand,
-    ScoreCommand,
-)
-from polyrl_trainer.backends.fsdp.heartbeat import RankHeartbeat, link_to_leader
-from polyrl_trainer.backends.fsdp.processes import DEVICE, SILENCE, rank_device
-from polyrl_trainer.backends.fsdp.rank_model import RankModel
-from polyrl_trainer.backends.fsdp.ranks import RankPlace, Ranks
+with interpreter.loading():
+    import torch
 
-LOST_EXIT = 1
-"""Without the leader, or at odds with the others."""
+    from polyrl.errors import PolyRLError
+    from polyrl_trainer.backend import TrainFuture
+    from polyrl_trainer.backends.fsdp import commands
+    from polyrl_trainer.backends.fsdp.commands import (
+        CreateCommand,
+        DropCommand,
+        EndCommand,
+        LearnCommand,
+        RankCommand,
+        ScoreCommand,
+    )
+    from polyrl_trainer.backends.fsdp.heartbeat import RankHeartbeat, RankLink
+    from polyrl_trainer.backends.fsdp.processes import DEVICE, LOST_EXIT, SILENCE, rank_device
+    from polyrl_trainer.backends.fsdp.rank_model import RankModel
+    from polyrl_trainer.backends.fsdp.ranks import RankPlace, Ranks
 
 
 def main() -> None:
@@ -57,7 +56,8 @@ def main() -> None:
 
 def _run(place: RankPlace, device: torch.device) -> None:
     ranks = Ranks(place, device)
-    heartbeat = RankHeartbeat(link_to_leader(), _lost, silent_s=float(os.environ[SILENCE]))
+    heartbeat = RankHeartbeat(float(os.environ[SILENCE]))
+    heartbeat.add("the process that started this rank", RankLink.to_parent(), _lost)
     follow_leader(ranks)
     heartbeat.close()
 
@@ -90,11 +90,19 @@ def _alike(command: RankCommand, models: dict[int, RankModel], ranks: Ranks) -> 
         case commands.DiscardCommand():
             models[command.number].updating().drop_gradients()
         case commands.ExportCommand():
-            deque(models[command.number].exported(), maxlen=0)
+            models[command.number].export(command)
         case commands.SaveCommand():
-            models[command.number].save(Path(command.folder))
+            written = models[command.number].save(Path(command.folder), copied=command.copied)
+            written.add_done_callback(_end_if_at_odds)
         case commands.LoadCommand():
             models[command.number].load(Path(command.folder))
+
+
+def _end_if_at_odds(written: TrainFuture[None]) -> None:
+    """What a disk refuses, the leader hears as well."""
+    error = written.exception()
+    if error is not None and not isinstance(error, PolyRLError | OSError):
+        _lost(f"this rank of the learner could not save: {type(error).__name__}: {error}")
 
 
 def _lost(reason: str) -> None:

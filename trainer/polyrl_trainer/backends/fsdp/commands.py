@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from polyrl_trainer.backends.configs import EngineConfig, Head, ModelConfig, OptimizerConfig, SpecialTokens
+from polyrl_trainer.backends.configs import (
+    AdapterConfig,
+    EngineConfig,
+    Head,
+    ModelConfig,
+    OptimizerConfig,
+    SpecialTokens,
+)
 from polyrl_trainer.backends.fsdp.rounds import Round
 from polyrl_trainer.sample import Sample
 
@@ -26,6 +33,7 @@ class CreateCommand(msgspec.Struct, frozen=True, tag="create"):
     special_tokens: SpecialTokens
     vocabulary: int | None
     head: str
+    adapter: AdapterConfig | None
     engine: EngineConfig
     optimizer: OptimizerConfig | None
 
@@ -33,7 +41,7 @@ class CreateCommand(msgspec.Struct, frozen=True, tag="create"):
     def of(
         cls, number: int, model: ModelConfig, engine: EngineConfig, optimizer: OptimizerConfig | None
     ) -> CreateCommand:
-        """Adapters are no part of it."""
+        """For every rank the same."""
         source = model.source
         return cls(
             number=number,
@@ -44,6 +52,7 @@ class CreateCommand(msgspec.Struct, frozen=True, tag="create"):
             special_tokens=model.special_tokens,
             vocabulary=model.vocabulary,
             head=model.head,
+            adapter=model.adapter,
             engine=engine,
             optimizer=optimizer,
         )
@@ -58,6 +67,7 @@ class CreateCommand(msgspec.Struct, frozen=True, tag="create"):
             special_tokens=self.special_tokens,
             vocabulary=self.vocabulary,
             head=head,
+            adapter=self.adapter,
         )
 
 
@@ -106,12 +116,14 @@ class LearnCommand(msgspec.Struct, frozen=True, tag="learn"):
 
 
 class ScoreCommand(msgspec.Struct, frozen=True, tag="score"):
-    """Forward only; `values` asks the value head instead of the vocabulary's."""
+    """Forward only; `values` asks the value head instead of the vocabulary's, `below` the model that the adapters stand
+    on."""
 
     number: int
     work: Work
     temperature: float
     values: bool
+    below: bool = False
 
 
 class StepCommand(msgspec.Struct, frozen=True, tag="step"):
@@ -128,9 +140,12 @@ class DiscardCommand(msgspec.Struct, frozen=True, tag="discard"):
 
 
 class ExportCommand(msgspec.Struct, frozen=True, tag="export"):
-    """Gathers one tensor after the other."""
+    """Each rank its own rows into the leader's image, of `size` bytes; see `polyrl_trainer.backend.WeightsRoom`."""
 
     number: int
+    path: str
+    name: str
+    size: int
 
 
 class SaveCommand(msgspec.Struct, frozen=True, tag="save"):
@@ -138,6 +153,7 @@ class SaveCommand(msgspec.Struct, frozen=True, tag="save"):
 
     number: int
     folder: str
+    copied: bool
 
 
 class LoadCommand(msgspec.Struct, frozen=True, tag="load"):

@@ -1,8 +1,8 @@
 """A rank that lives and does nothing is noticed outside of collectives, which would wait for it for half an hour.
 
-The leader has a pair of sockets with each other rank, made before that rank was started and known to nobody else. A
-thread of each rank sends a byte every second on those it has, and listens: the leader to all, the others to the leader.
-A killed rank shows at once elsewhere: its parent sees its end, its peers' sockets close.
+One thread of each process sends every second on the links that it was given, and looks what came: the leader's to the
+other ranks of its machine, theirs to the leader, and between pods those of `pods.link`. A killed rank shows at once
+elsewhere: its parent sees its end, its peers' sockets close.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
-
-from polyrl_trainer.backends.fsdp.ranks import LEADER
+from typing import Final, NamedTuple, Protocol
 
 SEND_EVERY_S: Final = 1.0
 SILENT_S: Final = 60.0
@@ -27,73 +25,94 @@ LINK: Final = "POLYRL_RANK_HEARTBEAT_FD"
 READ_BYTES: Final = 4096
 
 
-def link_to_leader() -> dict[int, socket.socket]:
-    """Of a follower. Raises KeyError where it was not given one."""
-    return {LEADER: socket.socket(fileno=int(os.environ[LINK]))}
+class PeerLink(Protocol):
+    """To one process that may fall silent."""
+
+    def send_heartbeat(self) -> None:
+        """Says that this side lives."""
+
+    def heard(self) -> bool:
+        """Whether anything came since it was asked last."""
+
+
+class RankLink(PeerLink):
+    """A pair of sockets, made before the rank was started and known to nobody else."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+
+    @classmethod
+    def to_parent(cls) -> RankLink:
+        """Of a follower. Raises KeyError where it was not given one."""
+        return cls(socket.socket(fileno=int(os.environ[LINK])))
+
+    def send_heartbeat(self) -> None:
+        # A rank that reads nothing, or has ended, is silent as well: that is what is reported, or its end, elsewhere.
+        with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            self._connection.send(b".")
+
+    def heard(self) -> bool:
+        try:
+            return bool(self._connection.recv(READ_BYTES))
+        except (BlockingIOError, ConnectionResetError):
+            return False
 
 
 @dataclass
 class LastHeard:
-    """When each rank was last heard; `now` in seconds of any clock."""
+    """When each was last heard; `now` in seconds of any clock."""
 
-    ranks: list[int]
-    began: float
     silent_s: float = SILENT_S
-    _heard: dict[int, float] = field(default_factory=dict)
+    _heard: dict[str, float] = field(default_factory=dict)
 
-    def note(self, rank: int, now: float) -> None:
-        """It was heard."""
-        self._heard[rank] = now
+    def note(self, name: str, now: float) -> None:
+        """It was heard; from here on its silence counts."""
+        self._heard[name] = now
 
-    def silent(self, now: float) -> int | None:
-        """The first rank that was silent for too long."""
-        return next((rank for rank in self.ranks if now - self._heard.get(rank, self.began) > self.silent_s), None)
+    def silent(self, now: float) -> str | None:
+        """The first that was silent for too long."""
+        return next((name for name, at in self._heard.items() if now - at > self.silent_s), None)
+
+
+class _Watched(NamedTuple):
+    link: PeerLink
+    lost: Callable[[str], None]
 
 
 class RankHeartbeat:
-    """Beats and listens until closed; calls `lost` once, on its own thread, with a sentence."""
+    """Beats and listens until closed, or until one was silent for too long."""
 
-    def __init__(
-        self, links: Mapping[int, socket.socket], lost: Callable[[str], None], silent_s: float = SILENT_S
-    ) -> None:
-        """`links`: a socket to each rank that is watched."""
-        self._links, self._lost = links, lost
-        self._silent_s = silent_s
-        for link in links.values():
-            link.setblocking(False)
+    def __init__(self, silent_s: float = SILENT_S) -> None:
+        self._links: dict[str, _Watched] = {}
+        self._heard, self._adding = LastHeard(silent_s), threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
+
+    def add(self, name: str, link: PeerLink, lost: Callable[[str], None], *, starting: bool = False) -> None:
+        """From now on its silence makes `lost` be called with a sentence, on the thread of heartbeats; of one that is
+        `starting`, from the first time that it is heard."""
+        with self._adding:
+            self._links[name] = _Watched(link, lost)
+            if not starting:
+                self._heard.note(name, time.monotonic())
 
     def close(self) -> None:
         """No silence is reported any more."""
         self._closed.set()
 
     def _run(self) -> None:
-        heard = LastHeard([*self._links], time.monotonic(), silent_s=self._silent_s)
-        while not self._closed.wait(SEND_EVERY_S):
-            now = time.monotonic()
-            for rank, link in self._links.items():
-                _send(link)
-                if _was_heard(link):
-                    heard.note(rank, now)
-            if (silent := heard.silent(now)) is not None:
-                self._report(f"rank {silent} of the learner was silent for {self._silent_s:g} s")
-                return
+        silent = None
+        while silent is None and not self._closed.wait(SEND_EVERY_S):
+            with self._adding:
+                silent = self._round(time.monotonic())
+        if silent is not None and not self._closed.is_set():
+            self._links[silent].lost(f"{silent} was silent for {self._heard.silent_s:g} s")
 
-    def _report(self, reason: str) -> None:
-        if not self._closed.is_set():
-            self._lost(reason)
-
-
-def _send(link: socket.socket) -> None:
-    # A rank that reads nothing, or has ended, is silent as well: that is what is reported, or its end, elsewhere.
-    with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-        link.send(b".")
-
-
-def _was_heard(link: socket.socket) -> bool:
-    try:
-        return bool(link.recv(READ_BYTES))
-    except (BlockingIOError, ConnectionResetError):
-        return False
+    def _round(self, now: float) -> str | None:
+        for name, (link, _) in self._links.items():
+            link.send_heartbeat()
+            if link.heard():
+                self._heard.note(name, now)
+        return self._heard.silent(now)

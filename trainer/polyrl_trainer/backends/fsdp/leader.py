@@ -7,19 +7,21 @@ the ranks at odds: from then on everything fails with the same reason, and the t
 from __future__ import annotations
 
 import itertools
-import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 import torch
 
-from polyrl.errors import DeadlineExceeded, GroupLost, InvalidData, PolyRLError
-from polyrl_trainer.backend import Loss, StepResult, TrainFuture
+from polyrl.errors import GroupLost, PolyRLError
+from polyrl.weights import TensorEntry
+from polyrl_trainer.backend import Loss, RoomOfSize, StepResult, TrainFuture
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.device_load import MatrixSizes, device_numbers
 from polyrl_trainer.backends.fsdp import commands
@@ -44,18 +46,15 @@ from polyrl_trainer.backends.learners import Learner
 from polyrl_trainer.backends.models.model_factory import serving_files
 from polyrl_trainer.backends.packing import learned_positions, loss_inputs, unpack
 from polyrl_trainer.backends.policy import Background, ReferenceScores, effective_temperature
+from polyrl_trainer.backends.weight_stream import stream_bytes
 from polyrl_trainer.losses.sft import merge
 from polyrl_trainer.sample import Sample
 
-R = TypeVar("R")
-NamedTensor = tuple[str, torch.Tensor]
-Exported = queue.Queue[NamedTensor | None]
-"""None after the last."""
+log = structlog.get_logger()
 
+R = TypeVar("R")
 LOST_LEAVE_S: Final = 5.0
 """To tidy up after a lost rank; what hangs is left to the end of the process."""
-EXPORTED_AHEAD: Final = 2
-"""Whole tensors that wait for whoever takes an export: one is cut into chunks while the next is gathered."""
 
 
 class ShardedLearners:
@@ -68,15 +67,15 @@ class ShardedLearners:
         threads: int,
         *,
         wait_seconds: float,
-        why_lost: Callable[[], str | None],
+        why_lost: Callable[[], GroupLost | None],
     ) -> None:
-        """`meet` waits for the others, when the first model is made; `why_lost` tells how a rank ended, if one did."""
+        """`meet` waits for the others, when the first model is made; `why_lost` tells how one was lost, if one was."""
         self._meet = meet
         self._met: Ranks | None = None
         self._num_ranks = num_ranks
         self._why_lost = why_lost
         self._numbers = itertools.count()
-        self._lost: str | None = None
+        self._lost: GroupLost | None = None
         self.wait_seconds = wait_seconds
         self.background = Background("learner", threads, wait_seconds)
 
@@ -102,26 +101,52 @@ class ShardedLearners:
         """On the background thread: sends `command` and does this rank's part. Raises GroupLost when the ranks are at
         odds, and whatever `own` raises that all ranks raise."""
         if self._lost is not None:
-            raise GroupLost(self._lost)
+            raise self._lost
         try:
             self._ranks().send(commands.to_bytes(command))
             return own()
         except (PolyRLError, OSError, ValueError):
             raise
         except BaseException as error:
-            reason = self._why_lost() or f"a pass over the learner's ranks failed ({type(error).__name__}: {error})"
-            self.lose(reason)
-            raise GroupLost(self._lost or reason) from error
+            raise self._at_odds(error) from error
 
-    def lose(self, reason: str) -> None:
-        """Everything from here on fails with it."""
-        self._lost = self._lost or reason
+    def all_write(self, written: TrainFuture[None]) -> TrainFuture[None]:
+        """What all ranks' writers do, with GroupLost when it leaves the ranks at odds."""
+        outcome: TrainFuture[None] = TrainFuture()
+
+        def end(done: TrainFuture[None]) -> None:
+            error = done.exception()
+            if error is None:
+                outcome.set_result(None)
+            elif isinstance(error, PolyRLError | OSError | ValueError):
+                outcome.set_exception(error)
+            else:
+                outcome.set_exception(self._at_odds(error))
+
+        written.add_done_callback(end)
+        return outcome
+
+    def _at_odds(self, error: BaseException) -> GroupLost:
+        failed = f"a pass over the learner's ranks failed ({type(error).__name__}: {error})"
+        return self.lose(self._why_lost() or GroupLost(failed))
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
+
+    def lose(self, why: GroupLost) -> GroupLost:
+        """Everything from here on fails with it, or with what was lost before, which is returned."""
+        self._lost = self._lost or why
+        return self._lost
 
     def close(self) -> None:
-        """Lets the other ranks end."""
+        """Lets the other ranks end. One that is gone already takes nothing with it: what was to be kept is saved."""
         if self._met is not None and self._lost is None:
-            self.background.wait_for("the ranks' end", self.all_do, EndCommand(), self._met.leave)
-        elif self._met is not None:
+            try:
+                self.background.wait_for("the ranks' end", self.all_do, EndCommand(), self._met.leave)
+            except GroupLost as lost:
+                log.warning("a rank was gone before the group's end", reason=str(lost))
+        if self._met is not None and self._lost is not None:
             with suppress(TimeoutError, RuntimeError):
                 self.background.submit(self._met.leave).result(LOST_LEAVE_S)
         self.background.close()
@@ -165,29 +190,19 @@ class ShardedBackend(Learner):
     def discard_gradients(self) -> TrainFuture[None]:
         return self._submit(self._all_do, DiscardCommand(self._number), lambda: self._model.updating().drop_gradients())
 
-    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """One whole tensor at a time: what was taken may go before the next comes. Other work waits until the last was
-        taken, or the iterator is dropped; raises DeadlineExceeded where neither happens in time."""
-        taken: Exported = queue.Queue(EXPORTED_AHEAD)
-        dropped: list[bool] = []
-        done = self._submit(self._all_do, ExportCommand(self._number), lambda: self._export(taken, dropped))
-        try:
-            while (one := self._next_exported(taken)) is not None:
-                yield one
-        finally:
-            dropped.append(True)
-            while not taken.empty():
-                taken.get_nowait()
-            done.result(self._learners.wait_seconds)
+    def export_weights(self, room: RoomOfSize) -> list[TensorEntry]:
+        """Every rank copies its own rows."""
+        return self._learners.background.wait_for("a snapshot of the weights", self._export, room)
 
     def serving_files(self) -> dict[str, bytes]:
         return serving_files(self._model.policy.model)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, copied: bool = True) -> TrainFuture[None]:
         """Every rank writes its own rows. Raises RunFailed within a mini-batch: gradients are not saved."""
-        self._wait(
-            "a checkpoint to be written", SaveCommand(self._number, str(folder)), lambda: self._model.save(folder)
-        )
+        return self._learners.background.wait_for("a copy of the learner's state", self._save, folder, copied)
+
+    def state_bytes(self) -> int:
+        return self._model.state_bytes()
 
     def load(self, folder: Path) -> None:
         """Drops accumulated gradients."""
@@ -195,8 +210,7 @@ class ShardedBackend(Learner):
         self._wait("a checkpoint to be read", command, lambda: self._model.load(folder))
 
     def below_adapters(self) -> ReferenceScores:
-        """Raises InvalidData: it has none."""
-        raise InvalidData("spec.recipe.model.lora: adapters are learned by one process; leave processesPerPod at 1")
+        return _BelowAdapters(partial(self._submit, self._scored, values=False, below=True))
 
     def close(self) -> None:
         """Every rank forgets the model."""
@@ -212,6 +226,10 @@ class ShardedBackend(Learner):
         self._model.updating().require_gradient(normalizer)
         return self._all_do(StepCommand(self._number, normalizer), lambda: self._model.step(normalizer))
 
+    def _save(self, folder: Path, copied: bool) -> TrainFuture[None]:
+        command = SaveCommand(self._number, str(folder), copied=copied)
+        return self._learners.all_write(self._all_do(command, lambda: self._model.save(folder, copied=copied)))
+
     def _forward_backward(
         self, batch: Sequence[Sample], loss: Loss, temperature: float, entropy_gradient: bool, together: int
     ) -> dict[str, float]:
@@ -225,7 +243,9 @@ class ShardedBackend(Learner):
             raise answering.error
         return {**answering.sums, **self._counts(work), "learn_seconds": time.monotonic() - began}
 
-    def _scored(self, batch: Sequence[Sample], temperature: float, *, values: bool) -> list[npt.NDArray[np.float32]]:
+    def _scored(
+        self, batch: Sequence[Sample], temperature: float, *, values: bool, below: bool = False
+    ) -> list[npt.NDArray[np.float32]]:
         effective_temperature(temperature)
         found: dict[int, npt.NDArray[np.float32]] = {}
 
@@ -235,7 +255,8 @@ class ShardedBackend(Learner):
             found.update(zip(indices, arrays, strict=True))
             return columns
 
-        command = ScoreCommand(self._number, self._work(batch, together=1), temperature=temperature, values=values)
+        work = self._work(batch, together=1)
+        command = ScoreCommand(self._number, work, temperature=temperature, values=values, below=below)
         self._all_do(command, lambda: self._model.score(command, keep))
         return [found[index] for index in range(len(batch))]
 
@@ -246,7 +267,8 @@ class ShardedBackend(Learner):
         for sample in batch:
             learned_positions(sample)
         lengths, packing = [sample.length for sample in batch], self._model.policy.packing
-        rounds = plan_rounds(lengths, packing, self._ranks, hidden_size=self._hidden_size, together=together)
+        learners = self._ranks // packing.slices
+        rounds = plan_rounds(lengths, packing, learners, hidden_size=self._hidden_size, together=together)
         return Work.of(batch, rounds)
 
     def _counts(self, work: Work) -> dict[str, float]:
@@ -265,38 +287,36 @@ class ShardedBackend(Learner):
         }
         return {**device, **{name: float(count) for name, count in counts.items()}}
 
-    def _export(self, taken: Exported, dropped: list[bool]) -> None:
-        """To the end, also when nobody takes: the other ranks gather every tensor."""
-        for name, tensor in self._model.exported():
-            if not dropped:
-                self._put(taken, (name, tensor.cpu()), dropped)
-        if not dropped:
-            self._put(taken, None, dropped)
-
-    def _put(
-        self,
-        taken: Exported,
-        one: tuple[str, torch.Tensor] | None,
-        dropped: list[bool],
-    ) -> None:
-        try:
-            taken.put(one, timeout=self._learners.wait_seconds)
-        except queue.Full:
-            dropped.append(True)
+    def _export(self, room: RoomOfSize) -> list[TensorEntry]:
+        places = self._model.served()
+        size = stream_bytes(places)
+        made = room(size)
+        command = ExportCommand(self._number, made.path, name=made.name, size=size)
+        self._all_do(command, lambda: self._model.export(command, made.data))
+        return places
 
     # --- below: on the caller's thread --------------------------------------------------------------------------------
-
-    def _next_exported(self, taken: Exported) -> NamedTensor | None:
-        try:
-            return taken.get(timeout=self._learners.wait_seconds)
-        except queue.Empty as error:
-            raise DeadlineExceeded("a tensor of the weights", "learner", self._learners.wait_seconds) from error
 
     def _submit(self, work: Callable[..., R], *arguments: object, **named: object) -> TrainFuture[R]:
         return self._learners.background.submit(work, *arguments, **named)
 
     def _wait(self, awaited: str, command: RankCommand, own: Callable[[], None]) -> None:
         self._learners.background.wait_for(awaited, self._all_do, command, own)
+
+
+class _BelowAdapters:
+    """The group's model without its adapters, which is the reference of who learns by them."""
+
+    def __init__(self, score: Callable[[Sequence[Sample], float], TrainFuture[list[npt.NDArray[np.float32]]]]) -> None:
+        self._score = score
+
+    def log_probs(
+        self, batch: Sequence[Sample], temperature: float = 1.0
+    ) -> TrainFuture[list[npt.NDArray[np.float32]]]:
+        return self._score(batch, temperature)
+
+    def close(self) -> None:
+        """The group is the learner's."""
 
 
 class _Answering:

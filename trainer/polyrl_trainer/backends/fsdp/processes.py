@@ -1,4 +1,5 @@
-"""The followers on this machine: started by the leader's process, ended with it, and their end noticed.
+"""The followers on this machine: started by the leader's process, or by that of another pod, ended with it, and their
+end noticed.
 
 Each is tied to its parent by the kernel (`parent_death_signal`), so that none outlives a leader that was killed.
 """
@@ -11,8 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,8 +26,8 @@ DEVICE: Final = "POLYRL_RANK_DEVICE"
 """What kind of device a follower computes on: `cpu` or `cuda`."""
 SILENCE: Final = "POLYRL_RANK_SILENCE_SECONDS"
 """How long a rank may be silent before it counts as lost."""
-RECHECK_S: Final = 0.02
-"""Between two looks for an end that is expected."""
+LOST_EXIT: Final = 1
+"""Exit code of a rank without the leader, or at odds with the others."""
 END_S: Final = 10.0
 """Longest wait for followers whose run is over."""
 
@@ -50,9 +50,8 @@ class Follower:
 class Followers:
     """Those of one machine."""
 
-    def __init__(self, processes: int, meeting: int, kind: str, *, silent_s: float, threads: int) -> None:
-        """Starts all but the first of `processes` ranks. The kernel ends them with the thread that calls this."""
-        places = [RankPlace(rank, processes, local_rank=rank, meeting=meeting) for rank in range(1, processes)]
+    def __init__(self, places: Sequence[RankPlace], kind: str, *, silent_s: float, threads: int) -> None:
+        """Starts a rank for each place. The kernel ends them with the thread that calls this."""
         environment = {DEVICE: kind, SILENCE: str(silent_s), "OMP_NUM_THREADS": str(threads)}
         self._all = [_start(place, environment) for place in places]
 
@@ -60,8 +59,8 @@ class Followers:
         """By rank."""
         return {one.rank: one.link for one in self._all}
 
-    async def first_end(self) -> str:
-        """Waits until one has ended, and says how."""
+    async def first_end(self) -> Follower:
+        """Waits until one has ended."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Follower] = loop.create_future()
 
@@ -73,21 +72,16 @@ class Followers:
         try:
             for descriptor, one in watched:
                 loop.add_reader(descriptor, note, one)
-            return end_of(await ended, len(self._all) + 1)
+            return await ended
         finally:
             for descriptor, _ in watched:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
 
-    def already_ended(self, within_s: float) -> str | None:
-        """How one ended, if one does so soon."""
-        until = time.monotonic() + within_s
-        while True:
-            if ended := next((one for one in self._all if one.process.poll() is not None), None):
-                return end_of(ended, len(self._all) + 1)
-            if time.monotonic() > until:
-                return None
-            time.sleep(RECHECK_S)
+    def ended(self) -> list[Follower]:
+        """Those that have ended, ranks that another's loss ended last."""
+        found = [one for one in self._all if one.process.poll() is not None]
+        return sorted(found, key=lambda one: one.process.returncode == LOST_EXIT)
 
     def kill(self) -> None:
         """All of them, now: what still waits for one of them fails."""
@@ -115,10 +109,9 @@ def _start(place: RankPlace, own: Mapping[str, str]) -> Follower:
         parent_death_signal.PARENT_PID: str(os.getpid()),
     }
     command = [sys.executable, "-m", "polyrl_trainer.backends.fsdp"]
+    passed = (*place.meeting.inherited, theirs.fileno())
     with theirs:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(place.meeting, theirs.fileno())
-        )
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=passed)
     return Follower(place.rank, process, link=mine)
 
 

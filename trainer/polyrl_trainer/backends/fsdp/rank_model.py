@@ -6,25 +6,34 @@ none, it is a follower's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
+import xxhash
 from safetensors.torch import save_file
 
-from polyrl.errors import RunFailed
-from polyrl_trainer.backend import StepResult
+from polyrl.errors import InvalidData, RunFailed
+from polyrl.weights import TensorEntry
+from polyrl_trainer.backend import StepResult, TrainFuture
 from polyrl_trainer.backends import training_state
-from polyrl_trainer.backends.fsdp.commands import CreateCommand, LearnCommand, ScoreCommand, Work
+from polyrl_trainer.backends.device_load import give_back
+from polyrl_trainer.backends.fsdp.commands import CreateCommand, ExportCommand, LearnCommand, ScoreCommand, Work
+from polyrl_trainer.backends.fsdp.images.mapped import MappedImages
+from polyrl_trainer.backends.fsdp.images.rows import export_rows
 from polyrl_trainer.backends.fsdp.ranks import Ranks
 from polyrl_trainer.backends.fsdp.rounds import EMPTY, Round
-from polyrl_trainer.backends.fsdp.shard_files import local_part, read_exactly, write_shards
+from polyrl_trainer.backends.fsdp.shard_files import TensorPlace, local_part, read_exactly, write_shards
 from polyrl_trainer.backends.fsdp.sharding import sharded_policy
+from polyrl_trainer.backends.fsdp.tensors.adapters import checksum_below, product_of_rows
+from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.model_factory import serving_files
 from polyrl_trainer.backends.models.value_head import HEAD_WEIGHT
-from polyrl_trainer.backends.packing import PackedBatch, Pass, pack_pass
+from polyrl_trainer.backends.packing import PackedBatch, Pass, learned_counts, pack_pass
+from polyrl_trainer.backends.saved_state import SavedState, TensorFiles
 from polyrl_trainer.backends.training_state import (
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -39,8 +48,8 @@ from polyrl_trainer.backends.updates import (
     named_state,
     restore_state,
     trained_parameters,
-    whole,
 )
+from polyrl_trainer.backends.weight_stream import stream_places
 from polyrl_trainer.sample import Sample
 
 Answer = Callable[[Round, list[torch.Tensor]], list[torch.Tensor]]
@@ -48,7 +57,8 @@ Answer = Callable[[Round, list[torch.Tensor]], list[torch.Tensor]]
 
 NOTHING: Final = Sample(np.zeros(2, np.int64), np.array([0, 1], np.float32), prompt_length=1)
 """What a rank computes in a round that has nothing for it; nobody sees what comes of it, its gradient is 0."""
-ALONE: Final = Pass(rows=((0,),), width=2)
+ALONE: Final = ((0,),)
+"""Rows of a pass that holds nothing else."""
 
 
 class RankModel:
@@ -59,7 +69,14 @@ class RankModel:
         found that out."""
         self._ranks = ranks
         self._serving = getattr(torch, create.dtype)
-        self.policy = sharded_policy(create.model(), create.engine, ranks)
+        self._shares = create.engine.shares_device
+        self._images = MappedImages()
+        self._saved = SavedState(create.engine.wait_seconds, ranks.writer)
+        self._model = create.model()
+        self._base: str | None = None
+        self._calls = 0
+        self.policy = sharded_policy(self._model, create.engine, ranks)
+        self._slices = ranks.slices(create.engine.context_parallel)
         self.updates = None if create.optimizer is None else Updates(self.policy.model, create.optimizer)
         if self.updates is None:
             self.policy.model.requires_grad_(False)
@@ -67,30 +84,40 @@ class RankModel:
     def learn(self, work: LearnCommand, answer: Answer | None = None) -> None:
         """Adds the gradient of every round."""
         updates = self.updating()
+        self._calls = self._calls + 1 if updates.has_gradient else 0
         updates.has_gradient = True
-        for batch, one, counts in self._batches(work.work):
-            outputs = self.policy.outputs(batch, work.temperature, entropy_gradient=work.entropy_gradient)
-            columns = torch.stack([column for column in outputs if column is not None])
-            own = columns[:, : counts[self._ranks.place.rank]]
-            found = self._ranks.gather(own.detach(), counts)
-            parts = None if found is None or answer is None else answer(one, found)
-            own.backward(self._ranks.scatter(parts, own, counts))  # type: ignore[no-untyped-call]
+        with self._dropout():
+            for batch, one, counts in self._batches(work.work):
+                outputs = self.policy.outputs(batch, work.temperature, entropy_gradient=work.entropy_gradient)
+                columns = torch.stack([column for column in outputs if column is not None])
+                own = columns[:, : counts[self._ranks.place.rank]]
+                found = self._ranks.gather(own.detach(), counts)
+                parts = None if found is None or answer is None else answer(one, found)
+                own.backward(self._ranks.scatter(parts, own, counts))  # type: ignore[no-untyped-call]
+        self._make_room()
 
     @torch.no_grad()
     def score(self, work: ScoreCommand, answer: Answer | None = None) -> None:
         """Logprobs, or values, of every round; nothing goes back."""
-        for batch, one, counts in self._batches(work.work):
-            if work.values:
-                column = self.policy.position_values(batch)
-            else:
-                column = self.policy.outputs(batch, work.temperature).log_probs
-            found = self._ranks.gather(column[None, : counts[self._ranks.place.rank]], counts)
-            if found is not None and answer is not None:
-                answer(one, found)
+        with lora.adapters_off(self.policy.model) if work.below else nullcontext():
+            for batch, one, counts in self._batches(work.work):
+                if work.values:
+                    column = self.policy.position_values(batch)
+                else:
+                    column = self.policy.outputs(batch, work.temperature).log_probs
+                found = self._ranks.gather(column[None, : counts[self._ranks.place.rank]], counts)
+                if found is not None and answer is not None:
+                    answer(one, found)
 
     def step(self, normalizer: float) -> StepResult:
         """The norm is over all ranks, so that all do the same."""
-        return self.updating().step(normalizer)
+        taken = self.updating().step(normalizer)
+        self._make_room()
+        return taken
+
+    def _make_room(self) -> None:
+        if self._shares:
+            give_back(self.policy.device)
 
     def updating(self) -> Updates:
         """Raises RunFailed for a model that only scores."""
@@ -98,35 +125,56 @@ class RankModel:
             raise RunFailed("this model only scores")
         return self.updates
 
-    def exported(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """One whole tensor after the other, gathered in the dtype that engines serve in."""
-        tied = {*self.policy.model.all_tied_weights_keys, *self._own_value_head()}
-        for name, tensor in self.policy.model.state_dict().items():
-            if name not in tied:
-                served = tensor.detach().to(self._serving if tensor.is_floating_point() else tensor.dtype, copy=True)
-                yield name, whole(served)
+    def served(self) -> list[TensorEntry]:
+        """Where each tensor lies in a version's stream, in the dtype that engines serve in."""
+        return stream_places(self._named(lora.base_state(self.policy.model)), self._serving)
+
+    def export(self, work: ExportCommand, image: memoryview | None = None) -> None:
+        """Into the leader's `image`, which a follower finds."""
+
+        def find() -> memoryview | None:
+            return self._images.find(work.path, work.name, work.size) if image is None else image
+
+        export_rows(self._stored(), self.served(), find, self._ranks)
 
     # --- checkpoints: the same files as a single process writes -------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
-        """Raises RunFailed within a mini-batch; RunFailed or OSError on every rank when a disk refuses on one."""
+    def save(self, folder: Path, *, copied: bool) -> TrainFuture[None]:
+        """Copies this rank's part or not, and every rank's writer writes it. Raises RunFailed within a mini-batch; the
+        future's is RunFailed or OSError on every rank when a disk refuses on one."""
         updates, model = self.updating(), self.policy.model
         if updates.has_gradient:
             raise RunFailed(f"{folder}: a checkpoint cannot be written within a mini-batch, before its optimizer step")
         self._ranks.together(lambda: training_state.require_empty(folder) if self._ranks.leads else None)
-        names = [MODEL_FILE, OPTIMIZER_FILE, RNG_FILE]
-        write_shards(folder / MODEL_FILE, self._stored(), self._ranks)
-        if own := self._own_value_head():
-            write_shards(folder / VALUE_HEAD_FILE, own, self._ranks)
-            names.append(VALUE_HEAD_FILE)
-        write_shards(folder / OPTIMIZER_FILE, named_state(model, updates.optimizer), self._ranks)
+        files, configs = self._saved_tensors(), serving_files(model)
+        if (adapter := self._model.adapter) is not None:
+            self._ranks.together(lambda: (folder / lora.FOLDER).mkdir() if self._ranks.leads else None)
+            configs[lora.CONFIG_FILE] = lora.adapter_config(model, adapter, self._model.source)
+        rank = self._ranks.place.rank
+        places = {
+            file: {name: TensorPlace.of(one, rank) for name, one in tensors.items()} for file, tensors in files.items()
+        }
+        step, generator, base = updates.steps_taken, torch.get_rng_state(), self._base_checksum()
 
         def finish() -> None:
             if self._ranks.leads:
-                save_file({"cpu": torch.get_rng_state()}, folder / RNG_FILE, metadata=SAFETENSORS_METADATA)
-                training_state.seal(folder, updates.steps_taken, names, serving_files(model), fsync=True)
+                save_file({"cpu": generator}, folder / RNG_FILE, metadata=SAFETENSORS_METADATA)
+                training_state.seal(folder, step, [*files, RNG_FILE], configs, fsync=True, base=base)
 
-        self._ranks.together(finish)
+        def write(held: TensorFiles) -> None:
+            for file, tensors in held.items():
+                write_shards(folder / file, places[file], tensors, self._ranks)
+            self._ranks.together(finish, saving=True)
+
+        local = {file: {name: local_part(one) for name, one in tensors.items()} for file, tensors in files.items()}
+        return self._saved.write(local, write, copied=copied)
+
+    def state_bytes(self) -> int:
+        """Of all ranks' save, about; of adapters that are saved alone, theirs."""
+        adapter = self._model.adapter
+        model, whole = self.policy.model, adapter is None or adapter.save_merged
+        weights = (one for one in model.parameters() if whole or one.requires_grad)
+        return training_state.size_of([*weights, *named_state(model, self.updating().optimizer).values()])
 
     def load(self, folder: Path) -> None:
         """Drops accumulated gradients. Nothing is promised of the model after an error."""
@@ -134,11 +182,15 @@ class RankModel:
         # A damaged file is found by who reads all of it, and the others hear of it.
         state = self._ranks.together(lambda: training_state.read_state(folder, check=self._ranks.leads))
         moments = self._moments() if state.step else {}
+        base = self._base_checksum()
 
         def read() -> None:
-            if state.base:
-                raise RunFailed(f"{folder}: holds adapters, which several processes cannot learn yet")
-            read_exactly(folder / MODEL_FILE, self._stored())
+            if self._ranks.leads and state.base != base:
+                raise InvalidData(training_state.other_base(folder))
+            if self._model.adapter is None:
+                read_exactly(folder / MODEL_FILE, self._stored())
+            else:
+                read_exactly(folder / lora.TENSORS_FILE, lora.adapter_tensors(model))
             read_exactly(folder / OPTIMIZER_FILE, moments)
             if own := self._own_value_head():
                 read_exactly(folder / VALUE_HEAD_FILE, own)
@@ -150,10 +202,36 @@ class RankModel:
         updates.steps_taken = state.step
         updates.drop_gradients()
 
+    def _saved_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """By file; with adapters every rank asks at the same time."""
+        model, adapter = self.policy.model, self._model.adapter
+        files: dict[str, dict[str, torch.Tensor]] = {OPTIMIZER_FILE: named_state(model, self.updating().optimizer)}
+        if own := self._own_value_head():
+            files[VALUE_HEAD_FILE] = own
+        if adapter is not None:
+            files[lora.TENSORS_FILE] = lora.adapter_tensors(model)
+        if adapter is None or adapter.save_merged:
+            files[MODEL_FILE] = self._stored()
+        return files
+
     def _stored(self) -> dict[str, torch.Tensor]:
-        """What `model.safetensors` holds, under its names there."""
+        """What `model.safetensors` and a version hold, under their names there; with adapters every rank asks at the
+        same time."""
+        model = self.policy.model
+        adapted = self._model.adapter is not None
+        return self._named(lora.merged_state(model, product_of_rows) if adapted else model.state_dict())
+
+    def _named(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tied weights once, and what no engine knows of not at all."""
         left_out = {*self.policy.model.all_tied_weights_keys, *self._own_value_head()}
-        return {name: one for name, one in self.policy.model.state_dict().items() if name not in left_out}
+        return {name: one for name, one in state.items() if name not in left_out}
+
+    def _base_checksum(self) -> str:
+        """Right at the leader; every rank asks at the same time."""
+        if self._base is None:
+            adapted = self._model.adapter is not None
+            self._base = checksum_below(self.policy.model, self._ranks) if adapted else ""
+        return self._base
 
     def _own_value_head(self) -> dict[str, torch.Tensor]:
         """Of a policy that is its own critic: no engine knows of it."""
@@ -167,13 +245,27 @@ class RankModel:
             room[f"{STEP}/{name}"] = torch.zeros((), dtype=torch.float32, device=local_part(parameter).device)
         return room
 
+    @contextmanager
+    def _dropout(self) -> Iterator[None]:
+        """On, where there is any: what it draws is a function of step, call and rank, so that a resumed run draws the
+        same, and no generator of the process moves."""
+        adapter, device = self._model.adapter, self.policy.device
+        if adapter is None or not adapter.dropout:
+            yield
+            return
+        drawn = self._model.seed, self.updating().steps_taken, self._calls, self._ranks.place.rank
+        with lora.dropout_on(self.policy.model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(xxhash.xxh3_64_intdigest(repr(drawn).encode()) >> 1)
+            yield
+
     # --- passes -------------------------------------------------------------------------------------------------------
 
     def _batches(self, work: Work) -> Iterator[tuple[PackedBatch, Round, list[int]]]:
-        """This rank's pass of each round, and how many learned tokens each rank has in it."""
-        samples, device = work.samples(), self.policy.device
-        learned = [int(sample.loss_mask.sum()) for sample in samples]
+        """This rank's pass of each round, or its slice of one, and how many learned tokens each rank has in it."""
+        samples, device, packing = work.samples(), self.policy.device, self.policy.packing
+        nothing = Pass(ALONE, width=packing.width(NOTHING.length))
         for one in work.rounds:
-            mine = one[self._ranks.place.rank]
-            batch = pack_pass([NOTHING], ALONE, device) if mine == EMPTY else pack_pass(samples, mine, device)
-            yield batch, one, [sum(learned[index] for row in each.rows for index in row) for each in one]
+            mine = one[self._ranks.place.rank // packing.slices]
+            whole = pack_pass([NOTHING], nothing, device) if mine == EMPTY else pack_pass(samples, mine, device)
+            batch = whole if self._slices is None else whole.slice(self._slices)
+            yield batch, one, [count for each in one for count in learned_counts(samples, each, packing.slices)]

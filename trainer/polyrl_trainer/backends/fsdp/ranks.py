@@ -6,6 +6,7 @@ Weights and gradients go by FSDP itself. What is here is small: commands, the nu
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,10 +14,13 @@ from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from polyrl.errors import PolyRLError, RunFailed
 from polyrl_trainer.backends.loopback import strangers_here
+from polyrl_trainer.backends.models.sequence_slices import SequenceSlices
+from polyrl_trainer.checkpoints.writer import Writer
 
 R = TypeVar("R")
 
@@ -27,11 +31,76 @@ end or its silence (`processes`, `heartbeat`)."""
 COMMAND_TIMEOUT: Final = timedelta(days=7)
 """Until the leader's next command: it waits for samples as long as its own deadlines say, and its own silence is
 noticed by `heartbeat`."""
+PRESENT: Final = "polyrl-here-"
+"""Of a rank, in the group's store."""
+GATHER_POLL_S: Final = 0.02
+"""Between two looks for those who are still to come; their start takes seconds."""
 REASON_BYTES: Final = 512
 """Of a failure that a rank tells the others."""
+REPLICATE, SHARD = "replicate", "shard"
+"""Dimensions of a mesh."""
 LOOPBACK_DEVICE: Final = "lo"
-MEETING: Final = "POLYRL_RANK_MEETING_FD"
-"""The descriptor of the group's store."""
+MEETING: Final = "POLYRL_RANK_MEETING"
+"""The descriptor of the group's store, or its host and port."""
+
+
+@dataclass(frozen=True)
+class LocalMeeting:
+    """A file in memory that only the group's processes have. Torch's own store listens on a port and asks nobody who he
+    is: any account of the machine could write into it, or end the group."""
+
+    descriptor: int
+
+    @classmethod
+    def new(cls) -> LocalMeeting:
+        """It is gone with the last process that has it."""
+        return cls(os.memfd_create("polyrl-ranks"))
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """Descriptors that another rank must have."""
+        return (self.descriptor,)
+
+    def store(self, place: RankPlace) -> Store:
+        """Where `place` meets the others."""
+        return dist.FileStore(f"/proc/self/fd/{self.descriptor}", place.ranks)  # type: ignore[attr-defined]
+
+    def __str__(self) -> str:
+        return str(self.descriptor)
+
+
+@dataclass(frozen=True)
+class RemoteMeeting:
+    """Torch's store in the first of several pods, whom the network lets to it alone."""
+
+    host: str
+    port: int
+    listening: int | None = None
+    """The leader's: the descriptor of its socket, so that the port is known before the store is there."""
+    inherited: tuple[int, ...] = ()
+
+    def store(self, place: RankPlace) -> Store:
+        return TCPStore(
+            self.host,
+            self.port,
+            place.ranks,
+            is_master=place.rank == LEADER,
+            timeout=COLLECTIVE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=self.listening,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+Meeting = LocalMeeting | RemoteMeeting
+
+
+def _meeting_of(text: str) -> Meeting:
+    """Inverse of `str`."""
+    host, _, number = text.rpartition(":")
+    return RemoteMeeting(host, int(number)) if host else LocalMeeting(int(number))
 
 
 @dataclass(frozen=True)
@@ -42,9 +111,7 @@ class RankPlace:
     ranks: int
     local_rank: int
     """On this machine: the number of its GPU."""
-    meeting: int
-    """The descriptor of a file in memory that only the group's processes have. Torch's own store listens on a port and
-    asks nobody who he is: any account of the machine could write into it, or end the group."""
+    meeting: Meeting
 
     @classmethod
     def from_environment(cls) -> RankPlace:
@@ -53,7 +120,7 @@ class RankPlace:
             rank=int(os.environ["RANK"]),
             ranks=int(os.environ["WORLD_SIZE"]),
             local_rank=int(os.environ["LOCAL_RANK"]),
-            meeting=int(os.environ[MEETING]),
+            meeting=_meeting_of(os.environ[MEETING]),
         )
 
     def environment(self) -> dict[str, str]:
@@ -66,24 +133,37 @@ class RankPlace:
         }
 
 
-def meeting_file() -> int:
-    """Where a group will meet; it is gone with the last process that has it."""
-    return os.memfd_create("polyrl-ranks")
+def _gather(store: Store, place: RankPlace, still: Callable[[], None]) -> None:
+    """The leader waits here until all have come: torch's own wait cannot be ended. Raises what `still` raises."""
+    store.set(f"{PRESENT}{place.rank}", "")
+    wanted = [f"{PRESENT}{rank}" for rank in range(place.ranks)]
+    until = time.monotonic() + COLLECTIVE_TIMEOUT.total_seconds()
+    while place.rank == LEADER and not store.check(wanted):
+        still()
+        if time.monotonic() > until:
+            raise RuntimeError(f"not all came within {COLLECTIVE_TIMEOUT.total_seconds():g} s")
+        time.sleep(GATHER_POLL_S)
 
 
 class Ranks:
     """One process's membership in the group. Collectives are in the order of calls, the same on every rank."""
 
-    def __init__(self, place: RankPlace, device: torch.device) -> None:
-        """Meets the others. Raises RunFailed when they do not come within COLLECTIVE_TIMEOUT."""
+    def __init__(self, place: RankPlace, device: torch.device, still: Callable[[], None] = lambda: None) -> None:
+        """Meets the others. Raises RunFailed when they do not come within COLLECTIVE_TIMEOUT, and what `still` raises,
+        which the leader asks meanwhile."""
         self.place = place
         self.device = device
-        # Nothing of a group on one machine is reached from outside.
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, LOOPBACK_DEVICE)
+        self.writer = Writer("saved state")
+        """What it writes, it may write `together` with the others' writers: in the same order on every rank."""
+        self._slices: dict[int, SequenceSlices] = {}
+        if isinstance(place.meeting, LocalMeeting):
+            # Nothing of a group on one machine is reached from outside.
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(name, LOOPBACK_DEVICE)
         try:
-            store = dist.FileStore(f"/proc/self/fd/{place.meeting}", place.ranks)  # type: ignore[attr-defined]
+            store = place.meeting.store(place)
             store.set_timeout(COLLECTIVE_TIMEOUT)
+            _gather(store, place, still)
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(
                 backend, store=store, rank=place.rank, world_size=place.ranks, timeout=COLLECTIVE_TIMEOUT
@@ -91,7 +171,10 @@ class Ranks:
             commands = dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
             assert isinstance(commands, dist.ProcessGroup), "every rank is in it"
             self._commands = commands
-            self.mesh: DeviceMesh = init_device_mesh(device.type, (place.ranks,))
+            saving = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+            assert isinstance(saving, dist.ProcessGroup), "every rank is in it"
+            self._saving = saving
+            self._meshes: dict[int, DeviceMesh] = {}
         except (RuntimeError, ValueError) as error:
             raise RunFailed(f"the {place.ranks} ranks of the learner did not meet: {error}") from error
         if found := strangers_here():
@@ -101,9 +184,30 @@ class Ranks:
                 "which took another rank's place while they met"
             )
 
+    def mesh(self, copies: int) -> DeviceMesh:
+        """Over which a model is cut; of several copies the first dimension counts them, and the last their shards.
+        Every rank asks for it at the same time."""
+        if copies not in self._meshes:
+            names, sizes = (REPLICATE, SHARD), (copies, self.place.ranks // copies)
+            first = int(copies == 1)
+            self._meshes[copies] = init_device_mesh(self.device.type, sizes[first:], mesh_dim_names=names[first:])
+        return self._meshes[copies]
+
     @property
     def leads(self) -> bool:
         return self.place.rank == LEADER
+
+    def slices(self, number: int) -> SequenceSlices | None:
+        """This rank's place among so many neighbours that have rows together; None where each has its own. Every rank
+        calls this at the same time."""
+        if number == 1:
+            return None
+        if number not in self._slices:
+            names = ("learners", "slices")
+            mesh = init_device_mesh(self.device.type, (self.place.ranks // number, number), mesh_dim_names=names)
+            group = mesh.get_group("slices")
+            self._slices[number] = SequenceSlices(group, number, own=self.place.rank % number)
+        return self._slices[number]
 
     def send(self, command: bytes) -> None:
         """The leader's, to all others."""
@@ -138,15 +242,32 @@ class Ranks:
         dist.scatter(mine, padded, LEADER)
         return mine[:, : counts[self.place.rank]]
 
-    def together(self, work: Callable[[], R]) -> R:
+    def flags(self, yes: bool) -> list[bool]:
+        """Of each rank, what it called this with."""
+        own = torch.tensor([yes])
+        found = [torch.empty_like(own) for _ in range(self.place.ranks)]
+        dist.all_gather(found, own, self._commands)
+        return [bool(one) for one in found]
+
+    def give(self, content: torch.Tensor) -> None:
+        """To the leader, from memory of the host; it calls `take` for each."""
+        dist.send(content, LEADER)
+
+    def take(self, into: torch.Tensor, rank: int) -> None:
+        """Inverse of `give`."""
+        dist.recv(into, rank)
+
+    def together(self, work: Callable[[], R], *, saving: bool = False) -> R:
         """Runs `work`, in which no rank waits for another, and fails on every rank where it fails on one: with its own
-        error there, with RunFailed elsewhere, which names the first such rank and says its reason."""
+        error there, with RunFailed elsewhere, which names the first such rank and says its reason. `saving`: on every
+        rank this is its writer's thread, beside the collectives of the others."""
         error: PolyRLError | OSError | None = None
         try:
             result = work()
         except (PolyRLError, OSError) as failure:
             error = failure
-        reasons = self._reasons("" if error is None else str(error) or type(error).__name__)
+        mine = "" if error is None else str(error) or type(error).__name__
+        reasons = self._reasons(mine, self._saving if saving else self._commands)
         if error is not None:
             raise error
         failed = [f"rank {rank} of the learner: {reason}" for rank, reason in enumerate(reasons) if reason]
@@ -158,10 +279,10 @@ class Ranks:
         """Ends the membership; others that still wait for this rank fail."""
         dist.destroy_process_group()
 
-    def _reasons(self, mine: str) -> list[str]:
+    def _reasons(self, mine: str, group: dist.ProcessGroup) -> list[str]:
         own = torch.zeros(REASON_BYTES, dtype=torch.uint8)
         content = mine.encode()[:REASON_BYTES]
         own[: len(content)] = torch.tensor(list(content), dtype=torch.uint8)
         found = [torch.empty_like(own) for _ in range(self.place.ranks)]
-        dist.all_gather(found, own, self._commands)
+        dist.all_gather(found, own, group)
         return [one.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for one in found]

@@ -1,7 +1,8 @@
-"""Which samples on which rank in which pass, balanced by cost; every rank makes as many passes as every other.
+"""Which samples in which pass of which learner, balanced by cost; all make as many passes as every other.
 
-A round is one pass of each rank at the same time: the ranks gather each other's weights in it, so that one that made a
-pass less would let all others wait. A rank that has nothing left for a round makes an empty pass, whose gradient is 0.
+A learner is one rank, or several that have a pass together, each of them a slice of its tokens (context parallel). A
+round is one pass of each at the same time: the ranks gather each other's weights in it, so that one that made a pass
+less would let all others wait. A learner that has nothing left for a round makes an empty pass, whose gradient is 0.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 from polyrl_trainer.backends.packing import PackingPolicy, Pass, plan_passes
 
 Round = tuple[Pass, ...]
-"""One pass a rank, in their order."""
+"""One pass a learner, in the order of their ranks."""
 
 EMPTY: Final = Pass(rows=(), width=0)
 """A pass that learns nothing."""
@@ -24,26 +25,26 @@ ATTENTION_SHARE: Final = 1 / 6
 
 
 def plan_rounds(
-    lengths: Sequence[int], policy: PackingPolicy, ranks: int, *, hidden_size: int, together: int = 1
+    lengths: Sequence[int], policy: PackingPolicy, learners: int, *, hidden_size: int, together: int = 1
 ) -> list[Round]:
-    """Every sequence in exactly one row of one pass of one rank, so many consecutive ones `together`; deterministic.
+    """Every sequence in exactly one row of one pass of one learner, so many consecutive ones `together`; deterministic.
 
-    The longest unit goes first, each to the rank that has the least to do so far (Graham 1969), which is at most 4/3 of
-    the best there is. Raises ValueError as `plan_passes` does.
+    The longest unit goes first, each to the learner that has the least to do so far (Graham 1969), which is at most 4/3
+    of the best there is. Raises ValueError as `plan_passes` does.
     """
     if len(lengths) % together:
         raise ValueError(f"{len(lengths)} sequences cannot be taken {together} at a time")
     units = [range(first, first + together) for first in range(0, len(lengths), together)]
     costs = [sum(_cost(lengths[index], hidden_size) for index in unit) for unit in units]
-    loads = [(0.0, rank) for rank in range(ranks)]
-    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [(0.0, learner) for learner in range(learners)]
+    shares: list[list[int]] = [[] for _ in range(learners)]
     for number in sorted(range(len(units)), key=lambda number: -costs[number]):
-        load, rank = heapq.heappop(loads)
-        shares[rank].extend(units[number])
-        heapq.heappush(loads, (load + costs[number], rank))
+        load, learner = heapq.heappop(loads)
+        shares[learner].extend(units[number])
+        heapq.heappush(loads, (load + costs[number], learner))
     passes = [_passes_of(share, lengths, policy, together) for share in shares]
-    most = max(len(of_rank) for of_rank in passes)
-    padded = [of_rank + [EMPTY] * (most - len(of_rank)) for of_rank in passes]
+    most = max(len(of_learner) for of_learner in passes)
+    padded = [of_learner + [EMPTY] * (most - len(of_learner)) for of_learner in passes]
     return list(zip(*padded, strict=True))
 
 
@@ -52,6 +53,6 @@ def _cost(length: int, hidden_size: int) -> float:
 
 
 def _passes_of(share: Sequence[int], lengths: Sequence[int], policy: PackingPolicy, together: int) -> list[Pass]:
-    """Of one rank's samples, by their place in the whole batch."""
+    """Of one learner's samples, by their place in the whole batch."""
     planned = plan_passes([lengths[index] for index in share], policy, together)
     return [Pass(tuple(tuple(share[index] for index in row) for row in one.rows), one.width) for one in planned]

@@ -19,13 +19,14 @@ from safetensors import SafetensorError, safe_open
 from torch.distributed.tensor import DTensor
 
 from polyrl.errors import InvalidData
-from polyrl_trainer.backends.fsdp.ranks import Ranks
+from polyrl_trainer.backends.fsdp.ranks import LEADER, Ranks
 from polyrl_trainer.backends.training_state import MODEL_FILE, SAFETENSORS_METADATA
 
 _NAMES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 INDEX_FILE: Final = "model.safetensors.index.json"
-ALIGNMENT: Final = 8
-"""Bytes; the header is padded with spaces to it, as safetensors does."""
+ALIGNMENT: Final = 4096
+"""Bytes to which the header is padded with spaces, as safetensors pads to 8: a page, so that in a file that several
+machines write by NFS the leader's has nothing of theirs, which it would write over with zeros."""
 LENGTH_BYTES: Final = 8
 """Of the header's length, before it."""
 
@@ -38,15 +39,22 @@ class HeldRows:
     stop: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> HeldRows:
-        """Of a tensor that is not sharded, all; a scalar is one row."""
+    def of(cls, tensor: torch.Tensor, rank: int | None = None) -> HeldRows:
+        """Of a tensor that is not sharded, all; a scalar is one row. Without a `rank`, of this one."""
         count = tensor.shape[0] if tensor.ndim else 1
         if not isinstance(tensor, DTensor):
             return cls(0, count)
         mesh = tensor.device_mesh
-        each = -(-count // mesh.size())
-        first = min(mesh.get_local_rank() * each, count)
+        each = -(-count // mesh.shape[-1])
+        place = mesh.get_local_rank(mesh.ndim - 1) if rank is None else rank % mesh.shape[-1]
+        first = min(place * each, count)
         return cls(first, min(first + each, count))
+
+
+def hands_over(tensor: torch.Tensor, rank: int) -> bool:
+    """Whether files and versions have what `rank` holds of it from this rank: of several copies the first one's ranks
+    give their rows, and what is not sharded the leader gives."""
+    return rank < (tensor.device_mesh.shape[-1] if isinstance(tensor, DTensor) else LEADER + 1)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -57,43 +65,73 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write_shards(path: Path, tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
-    """Every rank calls this with the same names; what is not sharded, the leader writes. It is on the disk when this
-    returns. Raises OSError or RunFailed on every rank when a disk refuses."""
-    header, starts = _header(tensors)
+@dataclass(frozen=True)
+class TensorPlace:
+    """A tensor of all ranks, and which part of it this one writes."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    rows: HeldRows
+    written: bool
+    """Else another rank writes what this one holds."""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, rank: int) -> TensorPlace:
+        """Of what `rank`, which is this one, holds of it."""
+        return cls(tensor.dtype, tensor.shape, rows=HeldRows.of(tensor), written=hands_over(tensor, rank))
+
+    @property
+    def size(self) -> int:
+        """Bytes of all ranks."""
+        return self.shape.numel() * self.dtype.itemsize
+
+    @property
+    def row_size(self) -> int:
+        return self.size // max(1, self.shape[0] if self.shape else 1)
+
+
+def write_shards(path: Path, places: Mapping[str, TensorPlace], own: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
+    """Every rank's writer calls this with the same names and its `own` part of each tensor. It is on the
+    disk when this returns. Raises OSError or RunFailed on every rank when a disk refuses."""
+    header, starts = _header(places)
 
     def begin() -> None:
         if ranks.leads:
             path.write_bytes(header)
-            os.truncate(path, len(header) + sum(one.numel() * one.element_size() for one in tensors.values()))
+            os.truncate(path, len(header) + sum(one.size for one in places.values()))
 
-    ranks.together(begin)
-    ranks.together(lambda: _write_own(path, tensors, {name: len(header) + at for name, at in starts.items()}, ranks))
+    ranks.together(begin, saving=True)
+    at = {name: len(header) + start for name, start in starts.items()}
+    ranks.together(lambda: _write_own(path, places, own, at), saving=True)
 
 
-def _header(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
+def _header(places: Mapping[str, TensorPlace]) -> tuple[bytes, dict[str, int]]:
     """The file's beginning, and where each tensor starts after it."""
     entries: dict[str, object] = {"__metadata__": SAFETENSORS_METADATA}
     starts, at = dict[str, int](), 0
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        end = at + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+    for name in sorted(places):
+        place = places[name]
+        end = at + place.size
+        entries[name] = {"dtype": _NAMES[place.dtype], "shape": list(place.shape), "data_offsets": [at, end]}
         starts[name], at = at, end
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
+    text += b" " * (-(LENGTH_BYTES + len(text)) % ALIGNMENT)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text, starts
 
 
-def _write_own(path: Path, tensors: Mapping[str, torch.Tensor], starts: Mapping[str, int], ranks: Ranks) -> None:
-    with path.open("r+b") as file:
-        for name, tensor in tensors.items():
-            if not isinstance(tensor, DTensor) and not ranks.leads:
+def _write_own(
+    path: Path,
+    places: Mapping[str, TensorPlace],
+    own: Mapping[str, torch.Tensor],
+    starts: Mapping[str, int],
+) -> None:
+    # Never read here: by NFS a page that was read is written whole, with what another machine had in it before.
+    with open(path, "wb", opener=lambda name, _: os.open(name, os.O_WRONLY)) as file:
+        for name, place in places.items():
+            if not place.written:
                 continue
-            row_bytes = tensor.numel() * tensor.element_size() // max(1, tensor.shape[0] if tensor.ndim else 1)
-            own = local_part(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            file.seek(starts[name] + HeldRows.of(tensor).first * row_bytes)
-            file.write(own.data)
+            file.seek(starts[name] + place.rows.first * place.row_size)
+            file.write(own[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
 

@@ -8,13 +8,15 @@ those that a single process draws: who starts from nothing starts small.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -22,10 +24,20 @@ from polyrl.errors import InvalidData
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig
 from polyrl_trainer.backends.fsdp.ranks import Ranks
 from polyrl_trainer.backends.fsdp.shard_files import read_shards, tensor_files
-from polyrl_trainer.backends.models.blocks import compute_blocks_twice, decoder_blocks
+from polyrl_trainer.backends.models import lora
+from polyrl_trainer.backends.models.attention import PACKED_ATTENTION
+from polyrl_trainer.backends.models.blocks import checkpoint_blocks, compile_blocks, decoder_blocks
 from polyrl_trainer.backends.models.model_factory import attention_for, load_model, load_without_values
+from polyrl_trainer.backends.models.sequence_slices import require_heads
 from polyrl_trainer.backends.models.value_head import HEAD, HEAD_WEIGHT, add_head, probe_value_model
-from polyrl_trainer.backends.policy import RELATIVE_TOLERANCE, Policy, packing_for, probe_model
+from polyrl_trainer.backends.policy import (
+    RELATIVE_TOLERANCE,
+    Policy,
+    packing_for,
+    probe_model,
+    require_like,
+    sliced_and_whole,
+)
 
 R = TypeVar("R")
 
@@ -57,48 +69,59 @@ class WholeModel(nn.Module):
 def sharded_policy(config: ModelConfig, engine: EngineConfig, ranks: Ranks) -> Policy:
     """The policy in shards over the group's mesh; every rank calls this at the same time. Raises InvalidManifest or
     InvalidData on every rank for a source that cannot be trained."""
-    model, absent = ranks.together(lambda: _made(config))
-    model.set_attn_implementation(attention_for(ranks.device, config.dtype))
-    if engine.gradient_checkpointing:
-        compute_blocks_twice(model)
+    model, absent = ranks.together(lambda: _made(config, engine.context_parallel))
+    slices = ranks.slices(engine.context_parallel)
+    # What slices exchange knows no masks.
+    model.set_attn_implementation(attention_for(ranks.device, config.dtype) if slices is None else PACKED_ATTENTION)
+    checkpoint_blocks(model, engine.activation_checkpointing)
+    ranks.together(lambda: compile_blocks(model, engine.compile_by, ranks.device))
     half = ranks.device.type == "cuda" and config.dtype == "bfloat16"
-    root = shard(model, ranks.mesh, half=half)
+    root = shard(model, ranks.mesh(engine.dp_replicate), half=half, offload=engine.cpu_offload)
     if isinstance(config.source, Path):
         folder = config.source
-        wanted = {name: one for name, one in model.state_dict().items() if name not in absent}
+        wanted = {name: one for name, one in lora.base_state(model).items() if name not in absent}
         ranks.together(lambda: _read_weights(folder, wanted))
     policy = Policy(
         model=model,
         device=ranks.device,
         # Weights that FSDP hands out in bfloat16 need no autocast.
         dtype="float32" if half else config.dtype,
-        packing=packing_for(model, engine.max_tokens_per_micro_batch),
+        packing=packing_for(model, engine.max_tokens_per_micro_batch, engine.context_parallel),
         max_logits_bytes=engine.max_logits_bytes,
         head=config.head,
         within=root.within,
     )
-    tolerance = HALF_TOLERANCE if half else RELATIVE_TOLERANCE
+    # Adapters stand on layers that are held in bfloat16, which compute under autocast alone.
+    held_half = config.adapter is not None and config.dtype == "bfloat16"
+    tolerance = HALF_TOLERANCE if half or held_half else RELATIVE_TOLERANCE
     probe = probe_value_model if config.head == "value" else probe_model
-    with torch.no_grad():
+    with torch.no_grad(), policy.autocast() if held_half else nullcontext():
         root.within(lambda: probe(model, ranks.device, tolerance))
+        if slices is not None:
+            hidden = root.within(lambda: sliced_and_whole(model, ranks.device, slices))
+            ranks.together(lambda: require_like(model, *hidden, tolerance=tolerance))
     return policy
 
 
-def shard(model: PreTrainedModel, mesh: DeviceMesh, *, half: bool) -> WholeModel:
-    """Cuts every tensor of `model` by rows over the mesh, in place. `half`: blocks compute in bfloat16, of masters and
-    sums of gradients in float32.
+def shard(model: PreTrainedModel, mesh: DeviceMesh, *, half: bool, offload: bool = False) -> WholeModel:
+    """Cuts every tensor of `model` by rows over the mesh's last dimension, in place. `half`: blocks compute in
+    bfloat16, of masters and sums of gradients in float32. `offload`: shards, gradients and the optimizer's state are
+    in the host's memory.
 
     Gradients are summed over the ranks, not averaged: `optim_step` divides them once, by what the caller counts.
     """
     root = WholeModel(model)
     whole = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else whole
+    cut = partial(fully_shard, mesh=mesh)
+    if offload:
+        cut = partial(cut, offload_policy=CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda"))
     for block in decoder_blocks(model):
-        fully_shard(block, mesh=mesh, mp_policy=precision)
+        cut(block, mp_policy=precision)
     if half and (head := getattr(model, HEAD, None)) is not None:
         # A score in bfloat16 has three digits.
-        fully_shard(head, mesh=mesh, mp_policy=whole)
-    fully_shard(root, mesh=mesh, mp_policy=precision)
+        cut(head, mp_policy=whole)
+    cut(root, mp_policy=precision)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             # Gloo knows no scaled sum, which a factor other than the number of ranks would else become.
@@ -107,13 +130,14 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh, *, half: bool) -> WholeModel
     return root
 
 
-def _made(config: ModelConfig) -> tuple[PreTrainedModel, frozenset[str]]:
+def _made(config: ModelConfig, slices: int) -> tuple[PreTrainedModel, frozenset[str]]:
     """Whole, and the names of what no file of its source holds."""
     given = config.seed, config.dtype, config.special_tokens
     if isinstance(config.source, Path):
         model, drawn = load_without_values(config.source, *given, head=config.head)
     else:
         model, drawn = load_model(config.source, *given, vocabulary=config.vocabulary, head=config.head), False
+    require_heads(model.config, slices)
     stored: dict[str, torch.Tensor] = {}
     if revert_weight_conversion(model, stored) is not stored:
         raise InvalidData(
@@ -122,6 +146,9 @@ def _made(config: ModelConfig) -> tuple[PreTrainedModel, frozenset[str]]:
         )
     if config.head == "both":
         add_head(model, config.seed)
+    if config.adapter is not None:
+        lora.add_adapter(model, config.adapter, config.seed)
+        lora.hold_frozen_in(model, config.dtype, values=not isinstance(config.source, Path))
     own = {HEAD_WEIGHT} if drawn or config.head == "both" else set()
     return model, frozenset({*own, *model.all_tied_weights_keys})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -86,31 +86,39 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig, seed: int) -> Non
     model.train(False)
 
 
-def hold_frozen_in(model: PreTrainedModel, dtype: Dtype) -> None:
+def hold_frozen_in(model: PreTrainedModel, dtype: Dtype, *, values: bool = True) -> None:
     """Frozen linear layers in the dtype of the forward pass: what autocast would make of them at every pass anyway, at
-    half the memory. Those whose weights are an embedding's too stay as they are."""
+    half the memory. Those whose weights are an embedding's too stay as they are. Without `values` they have none yet,
+    and no page of them is touched."""
+    held = getattr(torch, dtype)
     shared = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
     for layer in model.modules():
         if isinstance(layer, nn.Linear) and not layer.weight.requires_grad and id(layer.weight) not in shared:
-            layer.to(getattr(torch, dtype))
+            for parameter in layer.parameters():
+                parameter.data = parameter.to(held) if values else torch.empty_like(parameter, dtype=held)
+
+
+def base_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The model below its adapters, under the names that it has without them."""
+    return {name.replace(_BASE, "."): one for name, one in model.state_dict().items() if _LORA not in name}
+
+
+def whole_product(layer: Any) -> torch.Tensor:
+    """What an adapter adds to the weight of its layer."""
+    product: torch.Tensor = layer.get_delta_weight(NAME)
+    return product
 
 
 @torch.no_grad()
-def merged_state(model: nn.Module) -> dict[str, torch.Tensor]:
+def merged_state(model: nn.Module, product: Callable[[Any], torch.Tensor] = whole_product) -> dict[str, torch.Tensor]:
     """Tensors of the model with its adapters merged, under the names that it has without, on the CPU; new ones where
     merged, in float32. One layer after the other: a device that has room for the base in two bytes a parameter has
     none for a second one in four."""
-    layers = dict(_adapted_layers(model))
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        owner, _, rest = name.partition(_BASE)
-        if rest == "weight":
-            state[f"{owner}.{rest}"] = (tensor.float() + layers[owner].get_delta_weight(NAME)).cpu()
-        elif rest:
-            state[f"{owner}.{rest}"] = tensor.cpu()
-        elif _LORA not in name:
-            state[name] = tensor.cpu()
-    return state
+    adapted = {f"{name}.weight": layer for name, layer in _adapted_layers(model)}
+    return {
+        name: (tensor.float() + product(adapted[name]) if name in adapted else tensor).cpu()
+        for name, tensor in base_state(model).items()
+    }
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -141,13 +149,22 @@ def adapter_config(model: nn.Module, config: AdapterConfig, source: Path | Mappi
     return json.dumps(settings, indent=2, default=str).encode()
 
 
-def base_checksum(model: nn.Module) -> str:
-    """xxh3-128 in hex of all that is frozen: adapters are of use on these weights only."""
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8, on the CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def base_checksum(
+    model: nn.Module, pieces: Callable[[torch.Tensor], Iterable[torch.Tensor]] = lambda tensor: (bytes_of(tensor),)
+) -> str:
+    """xxh3-128 in hex of all that is frozen: adapters are of use on these weights only. `pieces` gives the bytes of a
+    parameter, one part after the other."""
     digest = xxhash.xxh3_128()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             digest.update(name.encode())
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            for piece in pieces(parameter):
+                digest.update(piece.numpy().data)
     return digest.hexdigest()
 
 

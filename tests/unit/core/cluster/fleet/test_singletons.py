@@ -105,6 +105,19 @@ def test_children_are_made_mended_and_removed(build: Any) -> None:
     assert [one.name for one in children(build.ctx(children=unasked))] == ["j-old"]
 
 
+@pytest.mark.parametrize(
+    ("trainer", "made"),
+    [
+        pytest.param({}, False, id="one pod, which talks to nobody"),
+        pytest.param({"replicas": 2, "storage": {"accessMode": "ReadWriteMany"}}, True, id="two, which do"),
+    ],
+)
+def test_keys_of_a_job_without_a_manager(build: Any, trainer: dict[str, Any], made: bool) -> None:
+    recipe = {"mode": "sft", "data": {"sft": [{"path": "s.jsonl"}]}, "sft": {"steps": 1}, "model": {"path": "model"}}
+    actions = children(build.ctx(build.job(recipe=recipe, trainer=trainer)))
+    assert any(isinstance(action, MakeKeys) for action in actions) is made
+
+
 def test_a_trainer_that_still_ends_when_the_job_goes_on_is_not_disrupted(build: Any) -> None:
     pod = build.pod("j-trainer-0-x", Role.TRAINER, disruption="EvictionByEvictionAPI")
     assert disrupted(build.ctx(pods=(pod,), status={"startTime": second(build.now - 99)})) == []

@@ -36,6 +36,7 @@ def marked(number: int | None, counter: str = "preemption") -> PodFacts:
         pytest.param("disruption-2", LossNumber(LossCounter.DISRUPTION, 2), id="a disruption"),
         pytest.param("preemption-", None, id="no number"),
         pytest.param("preemption-x", None, id="not a number"),
+        pytest.param(f"preemption-{'9' * 5000}", None, id="a number that Python does not read"),
         pytest.param("theft-3", None, id="another counter"),
         pytest.param("", None, id="no mark"),
     ],

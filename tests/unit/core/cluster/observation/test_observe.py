@@ -127,6 +127,23 @@ def test_image_that_cannot_be_pulled(kind: str, reason: str, expected: str) -> N
     assert seen.unpulled == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "state", "fetches"),
+    [
+        ("fetch", "running", True),
+        ("fetch", "terminated", False),
+        ("fetch", "waiting", False),
+        ("theirs", "running", False),
+    ],
+    ids=["fetches", "has fetched", "waits", "another"],
+)
+def test_a_model_is_fetched_while_that_container_runs(name: str, state: str, fetches: bool) -> None:
+    status = {"initContainerStatuses": [{"name": name, "state": {state: {"startedAt": "2026-01-01T00:00:00Z"}}}]}
+    seen = pod_facts({"metadata": {"labels": LABELS}, "status": status})
+    assert seen is not None
+    assert seen.fetching is fetches
+
+
 def test_container_that_starts_again_has_not_ended() -> None:
     ended = [{"name": "manager", "state": {"terminated": {"exitCode": 1}}}]
     raw = {"metadata": {"labels": {names.LABEL_ROLE: "manager"}}, "spec": {"restartPolicy": "Always"}}
@@ -237,6 +254,8 @@ def test_nonsense_is_not_known_and_never_an_exception(pod: Any, other: tuple[Any
         pytest.param("2026-11-21T19:35:00.250Z", 1795289700.25, id="fractions"),
         pytest.param("2026-11-21T20:35:00.123456+01:00", 1795289700.123456, id="another zone"),
         pytest.param("2026-11-21T19:35:00", None, id="no zone"),
+        pytest.param("0001-01-01T00:00:00+14:00", None, id="a year that is written by no clock"),
+        pytest.param("9999-12-31T23:59:59-14:00", None, id="a year beyond those that can be written"),
         pytest.param("soon", None, id="no time"),
         pytest.param(None, None, id="nothing"),
         pytest.param(7, None, id="a number"),

@@ -77,6 +77,16 @@ def test_trainer_waits_for_an_image(build: Any, role: Role) -> None:
     assert reasons(result(build, pods=(pod, later), **waits))["TrainerReady"] == ("False", "Starting")
 
 
+def test_a_model_that_is_fetched_is_progress(build: Any) -> None:
+    pod = build.pod("j-trainer-0-x", Role.TRAINER, phase=PodPhase.PENDING, fetching=True)
+    found = result(build, pods=(pod,), trainer=build.trainer(ready=0))
+    assert reasons(found)["TrainerReady"] == ("False", "FetchingModel")
+    (message,) = [one.message for one in found.status.conditions if one.type == "TrainerReady"]
+    assert message.endswith("; kubectl logs j-trainer-0-x -c fetch tells how much has come")
+    done = result(build, pods=(replace(pod, fetching=False),), trainer=build.trainer(ready=0))
+    assert reasons(done)["TrainerReady"] == ("False", "Starting")
+
+
 def test_rollouts_wait_for_an_image(build: Any) -> None:
     pod = build.pod(phase=PodPhase.PENDING, unpulled="polyrl.test/rollout:" + "1" * 2000)
     found = result(build, job=build.job({"replicas": 1}, scaling={"mode": "Manual"}), pods=(pod,))

@@ -16,10 +16,11 @@ from polyrl.cluster.resources.owner import Owner, template_hash
 from polyrl.cluster.resources.placement import Placement, manager_placement, rollout_placement, trainer_placement
 from polyrl.cluster.resources.pod import whole_cpus
 from polyrl.cluster.resources.template import merged_metadata, merged_resources, merged_spec
+from polyrl.cluster.resources.workers import rollout_pod
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 from polyrl.testing.fake_operator import SETTINGS
-from polyrl.worker import Role
+from polyrl.worker import EXCHANGE_LEAST_BYTES, Role
 
 RECIPE = {
     "mode": "rl",
@@ -28,6 +29,7 @@ RECIPE = {
     "reward": {"function": "reward:score"},
     "algorithm": {"steps": 1},
 }
+TWO_PODS = {"replicas": 2, "storage": {"accessMode": "ReadWriteMany"}}
 SFT = {"mode": "sft", "model": {"path": "model"}, "data": {"sft": [{"path": "sft.jsonl"}]}, "sft": {"steps": 1}}
 
 
@@ -181,10 +183,10 @@ def flows(policies: tuple[dict[str, Any], ...]) -> set[tuple[str, str, int]]:
         spec, role = policy["spec"], policy["spec"]["podSelector"]["matchLabels"][names.LABEL_ROLE]
         for rule in spec["egress"]:
             for peer in rule.get("to", [{}]):
-                out |= {(role, _peer(peer), port["port"]) for port in rule.get("ports", [{"port": 0}])}
+                out |= {(role, _peer(peer), port.get("port", 0)) for port in rule.get("ports", [{}])}
         for rule in spec["ingress"]:
             for peer in rule["from"]:
-                into |= {(_peer(peer), role, port["port"]) for port in rule["ports"]}
+                into |= {(_peer(peer), role, port.get("port", 0)) for port in rule["ports"]}
     roles = {"manager", "trainer", "rollout"}
     return {
         flow for flow in out | into if (flow in out or flow[0] not in roles) and (flow in into or flow[1] not in roles)
@@ -212,8 +214,47 @@ def test_the_named_flows_and_no_other() -> None:
         ("rollout", "manager", 5001),
         ("trainer", "manager", 5002),
         ("rollout", "trainer", 5003),
+        ("rollout", "rollout", 5005),
         ("operator in polyrl-system", "manager", 6000),
     }
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, SFT], ids=["rl", "sft"])
+def test_pods_that_learn_together_reach_each_other_on_every_tcp_port(recipe: dict[str, Any]) -> None:
+    one, two = (Owner("job", "ns", "uid", job(recipe=recipe, trainer=trainer), SETTINGS) for trainer in ({}, TWO_PODS))
+    assert flows(network_policies(two)) - flows(network_policies(one)) == {("trainer", "trainer", 0)}
+    rules = [
+        rule for policy in network_policies(two) for part in ("ingress", "egress") for rule in policy["spec"][part]
+    ]
+    assert {"protocol": "TCP"} in [port for rule in rules for port in rule["ports"]], "and no UDP"
+
+
+def test_rollouts_reach_each_other_only_to_exchange_weights() -> None:
+    for choice, opened in (("Auto", True), ("Always", True), ("Never", False)):
+        one = Owner("job", "ns", "uid", job(rollout={"weightExchange": choice}), SETTINGS)
+        between = {flow for flow in flows(network_policies(one)) if flow[:2] == ("rollout", "rollout")}
+        assert between == ({("rollout", "rollout", names.EXCHANGE_PORT)} if opened else set()), choice
+        container = rollout_pod(one, 7, Pool.SPOT)["spec"]["containers"][0]
+        ports = [port["containerPort"] for port in container.get("ports", [])]
+        assert ports == ([names.EXCHANGE_PORT] if opened else []), choice
+        argv, least = container["command"], EXCHANGE_LEAST_BYTES if choice == "Auto" else 0
+        asked = ["--exchange-bind", "*", "--exchange-port", str(names.EXCHANGE_PORT), "--exchange-least", str(least)]
+        assert (argv[-6:] == asked) is opened, choice
+        assert ("--exchange-bind" in argv) is opened, choice
+
+
+def test_the_transfer_engines_ports_are_open_from_rollouts_to_their_trainer_and_only_where_it_is_wanted() -> None:
+    lent = {"protocol": "TCP", "port": 5100, "endPort": 5163}
+    for chosen in ({}, {"mooncake": {"clearText": "Accepted"}}):
+        one = Owner("job", "ns", "uid", job(rollout=chosen), SETTINGS)
+        found = {
+            (policy["metadata"]["name"], part, *(key for key in rule if key != "ports"))
+            for policy in network_policies(one)
+            for part in ("ingress", "egress")
+            for rule in policy["spec"][part]
+            if lent in rule["ports"]
+        }
+        assert found == ({("job-trainer", "ingress", "from"), ("job-rollout", "egress", "to")} if chosen else set())
 
 
 ON_GKE = {"capacity": {"preset": "GKE"}}
@@ -282,7 +323,10 @@ def template(**pod: Any) -> dict[str, Any]:
 
 
 REFUSED = [
-    ({"trainer": {"replicas": 2}}, "spec.trainer.replicas: 2 ranks"),
+    (
+        {"trainer": TWO_PODS, "recipe": {**RECIPE, "model": {"path": "owner/name"}}},
+        "spec.recipe.model.revision: each of 2 trainer pods fetches owner/name; name a commit of 40 hexadecimal digits",
+    ),
     (
         {"trainer": {"template": template(container={"command": ["sh"]})}},
         "spec.trainer.template.spec.containers[0].command",
@@ -312,6 +356,7 @@ def test_what_this_version_cannot_run_is_reported_by_field(spec: dict[str, Any],
     "spec",
     [
         pytest.param({}, id="nothing said"),
+        pytest.param({"trainer": TWO_PODS}, id="a trainer of two pods"),
         pytest.param(
             {"rollout": {"template": template(tolerations=[{"key": "team", "operator": "Exists"}])}},
             id="a toleration by key",

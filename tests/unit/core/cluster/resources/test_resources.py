@@ -248,6 +248,53 @@ def test_the_trainers_ends() -> None:
     assert (spec["backoffLimit"], spec["podReplacementPolicy"], spec["completionMode"]) == (5, "Failed", "Indexed")
 
 
+THREE_PODS = {"replicas": 3, "processesPerPod": 2, "storage": {"accessMode": "ReadWriteMany"}}
+
+
+def test_a_trainer_of_several_pods_is_one_job_whose_pods_find_the_first_by_name() -> None:
+    one = owner(trainer=THREE_PODS)
+    job = trainer_job(one)["spec"]
+    assert (job["completions"], job["parallelism"], job["podReplacementPolicy"]) == (3, 3, "Failed")
+    pod = job["template"]["spec"]
+    container = pod["containers"][0]
+    learner = commands(container)[-1]
+    name = f"{NAME}-trainer"
+    assert pod["subdomain"] == name
+    assert learner[learner.index("--pod") + 1] == "$(POLYRL_POD_INDEX)"
+    assert learner[learner.index("--pods-at") + 1] == f"{name}-0.{name}.ns.svc.cluster.local.:5004"
+    index = next(entry for entry in container["env"] if entry["name"] == "POLYRL_POD_INDEX")["valueFrom"]["fieldRef"]
+    assert index["fieldPath"] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert ("learners", 5004) in [(port["name"], port["containerPort"]) for port in container["ports"]]
+    children = {
+        (child["kind"], child["metadata"]["name"]): child["spec"] for child in fixed_children(one) if "spec" in child
+    }
+    assert children["Service", name]["clusterIP"] == "None"
+    assert children["Service", name]["publishNotReadyAddresses"], "they meet before they are ready"
+    assert children["PodDisruptionBudget", name]["minAvailable"] == 3
+    assert children["PersistentVolumeClaim", name]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_a_trainer_of_one_pod_is_as_it_was() -> None:
+    one = owner()
+    learner = commands(trainers_container())[-1]
+    assert "--pods-at" not in learner
+    (claim,) = [
+        child
+        for child in fixed_children(one)
+        if child["metadata"]["name"] == f"{NAME}-trainer" and child["kind"] == "PersistentVolumeClaim"
+    ]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert "storage" not in json.loads(fixed_children(one)[0]["data"]["job.json"])["spec"]["trainer"]
+
+
+def test_pods_that_learn_have_keys_also_where_nobody_samples() -> None:
+    recipe = {"mode": "sft", "data": {"sft": [{"path": "s.jsonl"}]}, "sft": {"steps": 1}, "reward": None}
+    pod = trainer_job(owner(recipe, trainer=THREE_PODS))["spec"]["template"]["spec"]
+    assert [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume] == [
+        f"{NAME}-keys-trainer"
+    ]
+
+
 def test_twenty_rules_are_what_a_job_takes() -> None:
     rule = {"action": "Count", "onExitCodes": {"operator": "In", "values": [9]}}
     spec = trainer_job(owner(failurePolicy={"rules": [rule] * 16}))["spec"]
@@ -352,9 +399,14 @@ def test_without_a_reserved_engine_the_container_is_the_trainer_alone() -> None:
 
 
 def test_the_trainer_in_a_pod_learns_in_as_many_processes_as_the_manifest_says() -> None:
-    data = fixed_children(owner(trainer={"processesPerPod": 4, "reservedMemFraction": 0.2}))[0]["data"]["job.json"]
+    fsdp = {"cpuOffload": True, "dpReplicate": 2}
+    asked = {"processesPerPod": 4, "contextParallel": 2, "reservedMemFraction": 0.2, "fsdp": fsdp}
+    data = fixed_children(owner(trainer=asked))[0]["data"]["job.json"]
     trainer = PolyRLJob.model_validate_json(data).spec.trainer
-    assert (trainer.processes_per_pod, trainer.reserved_mem_fraction) == (4, 0.2)
+    assert (trainer.processes_per_pod, trainer.context_parallel, trainer.reserved_mem_fraction) == (4, 2, 0.2)
+    assert (trainer.fsdp.cpu_offload, trainer.fsdp.dp_replicate) == (True, 2)
+    plain = fixed_children(owner(trainer={"processesPerPod": 4}))[0]["data"]["job.json"]
+    assert "fsdp" not in plain, "or every job would start anew with the operator that knows the field"
 
 
 def test_what_a_pod_writes_is_bounded() -> None:
@@ -433,6 +485,7 @@ def test_every_manifest_that_is_right_is_right_for_its_workers() -> None:
         },
         {"scaling": {"objective": "Cost"}, "pricing": {"spotPerHour": 1.0, "onDemandPerHour": 2.0}},
         {"trainer": {"reservedEngine": False}},
+        {"trainer": THREE_PODS},
         {"faultInjection": [{"atStep": 0, "action": "Kill"}]},
     ):
         PolyRLJob.model_validate_json(fixed_children(owner(**spec))[0]["data"]["job.json"])
@@ -465,6 +518,14 @@ def test_what_makes_no_other_pods_leaves_their_hash(change: dict[str, Any]) -> N
         ),
         pytest.param({"trainer": {"template": template()}}, {Role.TRAINER, Role.RESERVED}, id="the trainer's template"),
         pytest.param({"trainer": {"processesPerPod": 2}}, {Role.TRAINER, Role.RESERVED}, id="the trainer's processes"),
+        pytest.param(
+            {"trainer": {"processesPerPod": 2, "contextParallel": 2}},
+            {Role.TRAINER, Role.RESERVED},
+            id="the trainer's slices",
+        ),
+        pytest.param(
+            {"trainer": {"fsdp": {"cpuOffload": True}}}, {Role.TRAINER, Role.RESERVED}, id="where they hold it"
+        ),
         pytest.param({"trainer": {"graceSeconds": 60}}, {Role.TRAINER, Role.RESERVED}, id="its grace"),
         pytest.param({"trainer": {"reservedMemFraction": 0.2}}, {Role.TRAINER, Role.RESERVED}, id="its engine's share"),
         pytest.param({"manager": {"template": template()}}, {Role.MANAGER}, id="the manager's template"),

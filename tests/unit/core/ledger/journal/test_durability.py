@@ -15,6 +15,8 @@ from polyrl.wire import (
     Accepted,
     Cancel,
     Fetched,
+    GoToSleep,
+    Peers,
     Recall,
     Resend,
     ToAgent,
@@ -24,6 +26,7 @@ from polyrl.wire import (
     TurnDone,
     TurnsAwaited,
     VersionServed,
+    WakeUp,
     Welcome,
 )
 
@@ -54,7 +57,8 @@ def test_of_each_message_it_is_decided_what_it_waits_for() -> None:
 
 def test_only_signs_of_life_and_what_a_greeting_settles_leave_before_the_disk_has_it() -> None:
     early = {kind for kind, needs in NEEDS.items() if needs is Safety.COMMITTED}
-    assert early == {Welcome, Resend, Recall, TurnsAwaited, Fetched, TrainerHeartbeat, VersionServed}
+    orders = {Recall, GoToSleep, WakeUp}
+    assert early == {Welcome, Peers, Resend, TurnsAwaited, Fetched, TrainerHeartbeat, VersionServed} | orders
 
 
 def test_a_promise_waits_until_its_commit_is_synced() -> None:

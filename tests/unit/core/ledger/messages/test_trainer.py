@@ -58,6 +58,22 @@ def test_a_group_that_fails_the_filter_is_dropped_unless_it_only_measures(purpos
 
 
 @pytest.mark.parametrize(
+    ("metrics", "dropped"),
+    [
+        pytest.param([{}, {"turn_reward/1": 0.5}], False, id="a turn of one was paid"),
+        pytest.param([{"turn_reward/1": 0.5}, {"turn_reward/1": 0.5}], True, id="turns were paid alike"),
+        pytest.param([{"exact_match": 1.0}, {}], True, id="another number is no reward"),
+    ],
+)
+def test_rewards_of_turns_are_a_spread(metrics: list[dict[str, float]], dropped: bool) -> None:
+    stage = ready(n=2, group_filter="nonzeroSpread")
+    for number, sample in ((1, "0.0"), (2, "0.1")):
+        stage.tokens("a", number, [2], "stop")
+        outcome = stage.trainer(wire.Score(stage.request(), sample, turn=0, reward=1.0, metrics=metrics[number - 1]))
+    assert bool(sent(outcome, GroupDropped)) is dropped
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         pytest.param({"most": 0}, id="nothing"),

@@ -157,7 +157,7 @@ def test_an_engine_that_wavers_makes_the_history_no_longer() -> None:
     for _ in range(1000):
         stage.agent("a", WeightsFailed(0, -1, reason="no"))
         stage.agent("a", loaded(0))
-        stage.now += 0.05
+        stage.pass_time(0.05)
     durable = [event for event in stage.events if event.durable and not isinstance(event, events.Assigned)]
     assert 0 < len(durable) < 40
     stage.pass_time_heard(61)

@@ -121,7 +121,7 @@ def test_a_short_silence_is_sat_out_where_moving_would_cost_more() -> None:
 
 def test_who_waits_for_the_silent_pays_more_from_second_to_second_and_is_looked_at_in_time() -> None:
     stage = two_engines()
-    for name, step_s in (("a", 0.2), ("b", 0.24)):
+    for name, step_s in (("a", 0.2), ("b", 0.6)):
         engine = stage.ledger.state.engines[name]
         engine.step_scale, engine.half_batch = step_s, 1000.0
     pass_until(stage, "b", 3.0)
@@ -269,6 +269,19 @@ def test_our_own_absence_costs_nobody_the_lease() -> None:
     assert {engine.state for engine in stage.ledger.status(stage.now).engines} == {"silent"}
     stage.pass_time(12.0)
     assert stage.ledger.state.engines == {}
+
+
+def test_our_own_absence_brings_no_silent_engine_back() -> None:
+    """It still runs what was moved away from it, and was given a sample on top of that (found by a random schedule)."""
+    stage = two_engines()
+    pass_until(stage, "b", 3.0)
+    assert stage.placed() == {"a": [], "b": ["0.0"]}
+    stage.now = 12.0
+    stage.agent("b", Heartbeat(0, 0, kv_free_tokens=100_000))
+    assert {engine.name: engine.state for engine in stage.ledger.status(stage.now).engines}["a"] == "silent"
+    (fenced,) = sent(stage.agent("a", Heartbeat(1, 0, kv_free_tokens=0)), Fenced)
+    assert fenced.lease_over
+    assert "a" in stage.ledger.state.engines
 
 
 def test_waits_name_everyone() -> None:

@@ -16,7 +16,17 @@ from polyrl.ledger.scheduling.moves import already_over, end_unservable, half_op
 from polyrl.ledger.status import waits_of
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Finish
-from polyrl.wire import Assign, Cancel, Deregister, GroupDropped, TurnDone, WeightsLoaded, pack_ids
+from polyrl.wire import (
+    Assign,
+    Cancel,
+    Deregister,
+    GroupDropped,
+    HandBack,
+    HandBackReason,
+    TurnDone,
+    WeightsLoaded,
+    pack_ids,
+)
 from polyrl_rollout.testing.stage import Stage, sent
 
 STOP = 2
@@ -304,3 +314,42 @@ def test_a_sample_that_fills_the_only_engines_context_waits_for_what_is_allowed(
     assert (assign.offset, assign.max_new_tokens) == (10, ALLOWED - 20)
     (turn,) = sent(stage.tokens("b", stage.number("0.0"), [6] * (ALLOWED - 20), "length", version=1), TurnDone)
     assert turn.response.finish is Finish.LENGTH
+
+
+def test_engines_that_never_gave_a_token_decide_nothing_beside_one_that_works() -> None:
+    """A pool whose engines are all broken alike: three of them agreed, and groups were lost."""
+    stage = Stage()
+    stage.engine("works", max_running=1)
+    for name in ("s0", "s1", "s2", "s3"):
+        stage.engine(name)
+    stage.submit(12)
+    for second in range(200):
+        stage.now += 1.0
+        for number, assignment in tuple(stage.ledger.state.assignments.items()):
+            if assignment.engine != "works":
+                stage.agent(assignment.engine, HandBack(number, HandBackReason.REJECTED))
+            elif second % 4:
+                stage.tokens("works", number, [5])
+            else:
+                stage.tokens("works", number, [5, 2], "stop")
+        for name in tuple(stage.ledger.state.engines):
+            stage.tokens(name, 0, [])
+        stage.pass_time(0.0)
+    assert not stage.ledger.state.counters.discarded
+    assert len(stage.ledger.state.awaiting_verdict) == 12
+
+
+def test_a_sample_that_the_one_that_works_refuses_too_is_refused() -> None:
+    stage = Stage()
+    stage.engine("works", max_running=2)
+    stage.submit(1)
+    stage.tokens("works", stage.number("0.0"), [5, 2], "stop")
+    for name in ("s0", "s1", "s2"):
+        stage.engine(name)
+    stage.submit(1)
+    for _ in range(6):
+        number = stage.ledger.state.samples["1.0"].assignment if "1.0" in stage.ledger.state.samples else 0
+        if number:
+            stage.agent(stage.ledger.state.assignments[number].engine, HandBack(number, HandBackReason.REJECTED))
+        stage.pass_time(0.1)
+    assert stage.ledger.state.counters.discarded == {"engineRejected": 1}

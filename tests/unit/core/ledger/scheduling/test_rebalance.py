@@ -15,10 +15,8 @@ from polyrl.ledger.scheduling.placement import place
 from polyrl.ledger.scheduling.rebalance import gains, rebalance
 from polyrl.ledger.state import LedgerState
 from polyrl.ledger.transition import Transition
-from polyrl.wire import (
-    Deregister,
-    Recall,
-)
+from polyrl.sample import Pool
+from polyrl.wire import Deregister, Recall, pack_ids
 from polyrl_rollout.testing.flow import Flow, Speed
 from polyrl_rollout.testing.stage import Stage, sent
 
@@ -41,6 +39,34 @@ def what_is_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_moving_must_pay(stay: float, go: float, moves: bool) -> None:
     assert gains(stay, go, delta_s=0.03) is moves
+
+
+@pytest.mark.parametrize(
+    ("stay", "go", "moves"),
+    [
+        pytest.param(10.0, 9.63, True, id="three hundredths sooner, and the way there"),
+        pytest.param(10.0, 9.65, False, id="as soon"),
+        pytest.param(1.0, 0.85, False, id="less than a tenth of a second sooner"),
+    ],
+)
+def test_going_home_must_pay_less(stay: float, go: float, moves: bool) -> None:
+    assert gains(stay, go, delta_s=0.03, home=True) is moves
+
+
+@pytest.mark.parametrize(("home", "lengths"), [(Pool.RESERVED, 1), (Pool.SPOT, 0)], ids=["reserved", "another"])
+def test_what_runs_on_a_spot_engine_returns_as_soon_as_a_reserved_one_is_a_little_faster(
+    home: Pool, lengths: int
+) -> None:
+    """A fifth slower is within what a move must promise elsewhere: the last sample of a step stayed there to its end,
+    1.28 times as long as the reserved engines, which had all ended, would have needed."""
+    stage = Stage()
+    stage.engine("spot")
+    stage.submit(1)
+    stage.ledger.state.engines["spot"].step_scale = 0.05
+    stage.pass_time(2.0)
+    stage.engine("home", home)
+    stage.ledger.state.engines["home"].step_scale = 0.04
+    assert len(sent(stage.pass_time(0.5), Recall)) == lengths
 
 
 def slow_beside_fast(samples: int, **room: int) -> Stage:
@@ -66,6 +92,24 @@ def test_an_idle_fast_engine_takes_from_a_slow_one_and_nothing_flaps() -> None:
     before = stage.placed()
     stage.pass_time_heard(10)
     assert stage.placed() == before
+
+
+def test_prompts_that_an_engine_has_not_come_to_are_read_by_others() -> None:
+    """The first engine with a step's weights gets all of it; by its steps alone it is as fast as the next (a placement
+    benchmark's step took half as long again as need be)."""
+    stage = Stage()
+    stage.engine("first")
+    stage.submit(8, prompt_ids=pack_ids([9] * 1_000))
+    for name in ("second", "third", "unknown"):
+        stage.engine(name)
+    for engine in stage.ledger.state.engines.values():
+        engine.step_scale, engine.half_batch, engine.prefill_s = 0.01, 1024.0, 0.005
+    stage.ledger.state.engines["unknown"].step_scale = 0.0
+    stage.ledger.state.engines["unknown"].pool = Pool.RESERVED
+    stage.pass_time(1.5)
+    recalled = [event for event in stage.events if isinstance(event, RecallSent)]
+    assert sorted(event.to for event in recalled) == ["second", "third"], "each reads what comes before it gets more"
+    assert {event.assignment for event in recalled} == {7, 8}, "what would be read last"
 
 
 def test_room_that_is_set_aside_is_given_to_nobody_else_and_comes_free_again() -> None:
@@ -162,6 +206,33 @@ def test_one_sample_tries_an_engine_of_which_nothing_is_known(monkeypatch: pytes
     outcome = stage.engine("new")
     assert len(sent(outcome, Recall)) == 1
     assert not sent(stage.pass_time(0.5), Recall), "nothing more before it is measured"
+
+
+@pytest.mark.parametrize("tokens", [0, 2], ids=["none", "two"])
+def test_a_sample_that_tries_a_slow_engine_is_back_before_its_speed_is_measured(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It showed after half a second that it was ten times slower; until it was measured it cost a sample three, which
+    was the last of its step. What it showed is remembered: nothing tries it again at once."""
+    monkeypatch.setattr(speed, "OPTIMISM", 0.5)
+    stage = Stage()
+    stage.engine("own", Pool.RESERVED)
+    stage.submit(4)
+    stage.ledger.state.engines["own"].step_scale = 0.04
+    stage.pass_time_heard(2.0)
+    stage.engine("new")
+    stage.give_back()
+    (tried,) = stage.placed()["new"]
+    stage.pass_time(0.4)
+    if tokens:
+        stage.tokens("new", stage.number(tried), [5] * tokens)
+    stage.pass_time(0.4)
+    stage.give_back()
+    assert not stage.placed()["new"]
+    assert stage.ledger.state.engines["new"].step_scale > 0.1
+    stage.pass_time_heard(2.0)
+    stage.give_back()
+    assert not stage.placed()["new"]
 
 
 # --- engines that give no token ---------------------------------------------------------------------------------------

@@ -55,6 +55,16 @@ def test_a_batch_is_held_back_while_one_small_engine_would_take_long() -> None:
     assert stage.ledger.state.window_open
 
 
+def test_a_tick_meanwhile_does_not_forget_the_next_look_at_a_batch_that_is_held_back() -> None:
+    """It waited for whatever came next instead, seconds later, although nothing was left to wait for."""
+    stage = a_step(others=0)
+    stage.ask()
+    held_until = stage.ledger.state.learner.held_until
+    assert stage.now < held_until == stage.ledger.next_due()
+    stage.pass_time(0.1)
+    assert stage.ledger.next_due() == held_until
+
+
 @pytest.mark.parametrize("at", [29.0, 31.0])
 def test_half_of_the_requests_time_is_the_longest_that_a_batch_is_held_back(at: float) -> None:
     stage = a_step(others=0)

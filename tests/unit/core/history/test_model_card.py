@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import yaml
 
+from polyrl.history.model_card import ModelOrigin, base_model, model_card, model_origin
 from polyrl.manifest.job import PolyRLJob
-from polyrl.model_card import ModelOrigin, base_model, model_card, model_origin
 
 JOB = {
     "apiVersion": "polyrl.dev/v1alpha1",

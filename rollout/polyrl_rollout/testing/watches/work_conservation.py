@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Set
 from math import isfinite
 from typing import Final
 
-from polyrl.ledger.state import Assignment, LeasedEngine, LedgerState
+from polyrl.ledger import speed
+from polyrl.ledger.state import Assignment, LeasedEngine, LedgerState, context_used
 from polyrl.sample import Pool, sample_id
 
 IDLE_S: Final = 5.0
-"""A sample waits no longer where an engine that never failed could take it with its whole budget: above the wait for
-the engine that has its prefix."""
+"""A sample waits no longer where an engine that never failed could take it with its whole budget: above what frames
+and looks take. A later turn may wait for the busy engine that has its prefix, for as long as its rest would take
+here: then it has lost as much as it could gain."""
 
 SLOW_S: Final = 8.0
 """A sample stays no longer on an engine that takes SLOW_STEP_S for a token while another one, SLOW_TIMES as fast,
@@ -61,7 +63,7 @@ class WorkConservation:
             if self._is_far_better(state, engine, one)
         }
         for (name, number), since in self._room_since.items():
-            if now - since > IDLE_S:
+            if now - since > IDLE_S + _hold_s(state, state.engines[name], number):
                 return f"group {number} waits, {name} has had room for it for {now - since:.1f} s"
         for (number, name), since in self._slow_since.items():
             if now - since > SLOW_S:
@@ -98,6 +100,24 @@ def _is_sound(engine: LeasedEngine) -> bool:
 def _is_far_slower(engine: LeasedEngine, others: Iterable[LeasedEngine]) -> bool:
     """As measured last, however long ago: a short wait for another one costs less."""
     return any(0 < one.step_scale * SLOW_TIMES <= engine.step_scale for one in others)
+
+
+def _hold_s(state: LedgerState, engine: LeasedEngine, number: int) -> float:
+    """How much longer all that waits of a group may wait for others, beside an engine with room."""
+    pace = speed.pace_of(engine, speed.mean_step(state.engines.values()))
+    return min(_rest_s(state, engine, name, pace) for name in _waiting(state, number))
+
+
+def _rest_s(state: LedgerState, engine: LeasedEngine, name: str, pace: speed.Pace) -> float:
+    """What is left of its budget would take so long here, as measured; 0 unless another engine that works has read all
+    of it."""
+    sample = state.samples[name]
+    holder = state.engines.get(next((span.engine for span in reversed(sample.spans) if span.engine), ""))
+    if holder is None or holder is engine or not holder.running:
+        return 0.0
+    group = state.groups[sample.group].group
+    left = group.sampling.max_new_tokens - sample.generated
+    return left * pace.step(engine.occupied + 1) + pace.read(2 * context_used(state, sample))
 
 
 def _waiting(state: LedgerState, number: int) -> list[str]:

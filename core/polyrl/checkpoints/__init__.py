@@ -1,0 +1,1 @@
+"""Whether a checkpoint is begun in the time that is left."""

@@ -1,0 +1,69 @@
+"""Where a trainer's pod has its model from, when the manifest names it by a URI or by its name on a Hub.
+
+A claim is mounted. Anything else an init container fetches, in each pod of the trainer, before the trainer begins; it
+alone has the credentials of `recipe.model.secretRef`. What it fetches lies in an emptyDir, or in a volume of the
+trainer's template at the same path, which may outlive the pod: a claim, or a disk of the node.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polyrl.cluster import names
+from polyrl.cluster.resources import pod
+from polyrl.cluster.resources.owner import Settings
+from polyrl.cluster.resources.template import RESTRICTED, Fields
+from polyrl.manifest.environment import FETCHED, MODEL_CLAIM
+from polyrl.manifest.recipe import CLAIM_SCHEME, ModelSpec, RecipeSpec
+
+FETCH_MODULE: Final = "polyrl_trainer.fetch"
+FETCH_RESOURCES: Final[Fields] = {"requests": {"cpu": "500m", "memory": "512Mi"}}
+"""Downloads; less than what the trainer itself asks for, so that the pod asks for no more."""
+
+
+def model_volumes(model: ModelSpec) -> tuple[pod.Mounted, ...]:
+    """What the trainer reads the model from."""
+    if model.is_claimed:
+        claim = str(model.path).removeprefix(CLAIM_SCHEME).partition("/")[0]
+        source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        return (pod.Mounted("polyrl-model", names.MODEL_DIR, source=source, read_only=True),)
+    if model.may_be_fetched:
+        source = {"emptyDir": {"sizeLimit": pod.TRAINER_TMP}}
+        return (pod.Mounted("polyrl-fetched", names.FETCHED_DIR, source=source),)
+    return ()
+
+
+def model_environment(model: ModelSpec) -> dict[str, str]:
+    """By which the trainer finds it."""
+    if model.is_claimed:
+        return {MODEL_CLAIM: names.MODEL_DIR}
+    if model.may_be_fetched:
+        return {FETCHED: names.FETCHED_DIR, "HF_HOME": f"{names.FETCHED_DIR}/huggingface"}
+    return {}
+
+
+def fetch_containers(
+    recipe: RecipeSpec, image: str, settings: Settings, volumes: tuple[pod.Mounted, ...]
+) -> list[Fields]:
+    """The init container, where there may be something to fetch; `volumes` are the trainer's that it needs as well."""
+    model = recipe.model
+    if not model.may_be_fetched:
+        return []
+    argv = ("--job", f"{names.JOB_DIR}/job.json", "--manifest-dir", names.MANIFEST_DIR)
+    environment = pod.ENVIRONMENT | model_environment(model)
+    secrets = [one for one in (recipe.env_secret, model.secret_ref) if one is not None]
+    given = {"envFrom": [{"secretRef": {"name": one}} for one in secrets]} if secrets else {}
+    return [
+        {
+            "name": names.FETCH_CONTAINER,
+            "image": image,
+            "imagePullPolicy": settings.image_pull_policy,
+            "command": [pod.PYTHON, "-m", FETCH_MODULE, *argv],
+            "env": [{"name": name, "value": value} for name, value in environment.items()],
+            **given,
+            "resources": FETCH_RESOURCES,
+            "volumeMounts": [one.mount() for one in volumes],
+            "securityContext": RESTRICTED,
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        }
+    ]

@@ -1,0 +1,35 @@
+"""Engines that share the trainer's devices and sleep while it learns: what each does now, and what it takes.
+
+    awake -- GoToSleep --> falling -- Asleep --> asleep -- WakeUp --> waking -- weights loaded --> awake
+
+An engine that has not started yet is asleep: it holds nothing of its device.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+
+from polyrl.ledger.causes import RestPhase
+
+
+class Rest(msgspec.Struct):
+    """Of one engine."""
+
+    able: bool = False
+    """It takes the orders."""
+    phase: RestPhase = RestPhase.AWAKE
+    since: float = 0.0
+    due: float = inf
+    """When an order must have been followed."""
+
+
+class RestSeconds(msgspec.Struct):
+    """What was measured, and when waking is looked at again."""
+
+    sleep_s: float = 0.0
+    """From GoToSleep to Asleep; 0: not measured."""
+    wake_s: float = 0.0
+    """From WakeUp until the weights are loaded; 0: not measured."""
+    next_try_at: float = -inf

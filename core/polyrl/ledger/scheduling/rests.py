@@ -1,0 +1,132 @@
+"""When engines on the trainer's devices sleep and wake: where the learner needs the memory that they hold.
+
+Whether it does, the trainer says with each request for a batch (`BatchRequest.alone`), by what it has measured. Where
+it does not, nobody sleeps. Where it does
+
+    a batch could be delivered, and the window would close
+        engines are ordered to sleep, and give back what they run; the batch follows when all sleep
+    one of them does not, by GIVE_UP_S
+        it is given up like one that is gone, and the batch follows: its agent has ended it by then
+    the window opens, and there is something to generate
+        they are ordered to wake, unless others are done sooner than they would be awake and asleep again
+
+The deadline is the first order's: an engine that greets while it falls asleep is ordered again, for what is left of it.
+
+Seconds to sleep and to wake, weights included, are measured. Nothing is placed on an engine from the order to sleep
+until it serves weights again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from math import inf
+from typing import Final
+
+from polyrl.ledger.causes import MoveCause, RestPhase
+from polyrl.ledger.events import EngineRests, WakingPutOff
+from polyrl.ledger.measures.rests import Rest
+from polyrl.ledger.scheduling.moves import move
+from polyrl.ledger.scheduling.window import GROUPS_READ, REPLAN_S, waking_pays
+from polyrl.ledger.state import LeasedEngine, LedgerState
+from polyrl.ledger.transition import Transition
+from polyrl.sample import Pool, Purpose
+from polyrl.wire import BatchRequest, GoToSleep, Hello, WakeUp
+
+SLEEP_DEADLINE_S: Final = 75.0
+"""Requests get 15 s to end and memory 60 s to be unmapped; then an agent ends its engine."""
+
+GIVE_UP_S: Final = 90.0
+"""By then it has: the rest is for its process to go."""
+
+WAKE_DEADLINE_S: Final = 900.0
+"""How long an engine that was ordered to wake is counted on: a first start may capture CUDA graphs for minutes."""
+
+
+def awaits_sleep(transition: Transition, wanted: BatchRequest) -> bool:
+    """Whether a batch that answers `wanted` waits until engines sleep; it tells them to."""
+    if not wanted.alone:
+        return False
+    holding = [engine for engine in _sharing(transition) if engine.rest.phase is not RestPhase.ASLEEP]
+    for engine in holding:
+        _order_sleep(transition, engine)
+    return bool(holding)
+
+
+def fell_asleep(transition: Transition, engine: LeasedEngine) -> None:
+    """It says so; what it ran came before. It may have greeted meanwhile, and a manager that was restarted may not know
+    that it was ordered to."""
+    if not engine.rest.able or engine.rest.phase not in (RestPhase.AWAKE, RestPhase.FALLING):
+        transition.ignore("asleepUnasked")
+        return
+    for number in tuple(engine.running):
+        move(transition, number, MoveCause.WINDOW)
+    transition.record(EngineRests(engine.name, RestPhase.ASLEEP, due=inf, at=transition.now))
+
+
+def falls_asleep(known: LeasedEngine | None, hello: Hello) -> bool:
+    """Whether an engine that greets was ordered to sleep, and has not yet."""
+    falling = known is not None and known.pool is Pool.RESERVED and known.rest.phase is RestPhase.FALLING
+    return falling and hello.pool is Pool.RESERVED and hello.sleeps and not hello.asleep
+
+
+def order_again(transition: Transition, engine: LeasedEngine, before: Rest) -> None:
+    """It greeted while it fell asleep, and may never have heard that it is to: by when stays."""
+    if engine.rest.phase is not RestPhase.FALLING:
+        transition.record(EngineRests(engine.name, RestPhase.FALLING, due=before.due, at=transition.now))
+    left_s = before.due - (GIVE_UP_S - SLEEP_DEADLINE_S) - transition.now
+    transition.send(engine.name, GoToSleep(max(0.0, left_s)))
+
+
+def follow_window(transition: Transition) -> None:
+    """Wakes who may generate, and lets sleep who came while the learner needs the devices."""
+    state = transition.state
+    for engine in list(_sharing(transition)):
+        if not state.window_open and state.learner.alone and engine.rest.phase is RestPhase.AWAKE:
+            _order_sleep(transition, engine)
+    asleep = [engine for engine in _sharing(transition) if engine.rest.phase is RestPhase.ASLEEP]
+    asleep = [engine for engine in asleep if not (engine.silent or engine.draining)]
+    if not (asleep and state.window_open and _has_work(state) and _wakes(transition, asleep)):
+        return
+    for engine in asleep:
+        due = transition.now + WAKE_DEADLINE_S
+        transition.record(EngineRests(engine.name, RestPhase.WAKING, due=due, at=transition.now))
+        transition.send(engine.name, WakeUp())
+
+
+def overdue(transition: Transition) -> tuple[str, ...]:
+    """Engines that were ordered to sleep and did not in time."""
+    now = transition.now
+    return tuple(e.name for e in _sharing(transition) if e.rest.phase is RestPhase.FALLING and e.rest.due <= now)
+
+
+def _sharing(transition: Transition) -> Iterator[LeasedEngine]:
+    """Those on the trainer's devices that can sleep; of another pool none can, whatever it says."""
+    return (engine for engine in transition.fleet.reserved() if engine.rest.able)
+
+
+def _order_sleep(transition: Transition, engine: LeasedEngine) -> None:
+    if engine.rest.phase is RestPhase.FALLING:
+        return
+    due = transition.now + GIVE_UP_S
+    transition.record(EngineRests(engine.name, RestPhase.FALLING, due=due, at=transition.now))
+    transition.send(engine.name, GoToSleep(SLEEP_DEADLINE_S))
+
+
+def _has_work(state: LedgerState) -> bool:
+    """Whether something may be generated with the newest weights; before anything was submitted engines start."""
+    newest = state.weights.version
+    some = itertools.islice(state.groups.values(), GROUPS_READ)
+    wanted = any(entry.group.min_version <= newest for entry in some if entry.batch < 0 and not entry.ready)
+    return newest >= 0 and (wanted or not state.seen)
+
+
+def _wakes(transition: Transition, asleep: list[LeasedEngine]) -> bool:
+    state, now = transition.state, transition.now
+    asked = [pending.request for pending in state.pending.values()]
+    training = [wanted for wanted in asked if wanted.purpose is Purpose.TRAIN]
+    if not training or len(training) < len(asked) or any(waking_pays(transition, one, asleep) for one in training):
+        return True
+    if state.learner.rests.next_try_at <= now:
+        transition.record(WakingPutOff(now + REPLAN_S))
+    return False

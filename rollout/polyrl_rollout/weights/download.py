@@ -1,0 +1,120 @@
+"""Chunks of one version on their way from several sources at once: the plan, and where what comes is written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from polyrl.weights import ChunkEntry, TensorEntry, VersionManifest, encode_manifest, manifest_hash
+from polyrl.weights.fetch_plan import PUBLISHER, FetchPlan
+from polyrl.wire.inventory import Inventory
+
+
+class Incoming(Protocol):
+    """Where chunks go: `staging.Partial`, `delta_bytes.DeltaBytes`."""
+
+    have: set[bytes]
+
+    def place(self, chunk: ChunkEntry) -> memoryview: ...
+    def read(self, chunk: ChunkEntry) -> bytearray | None: ...
+    def take(self, chunk: ChunkEntry) -> list[TensorEntry]: ...
+    def verify_tensor(self, tensor: TensorEntry) -> None: ...
+    def verify(self) -> None: ...
+    def drop_false(self) -> int: ...
+
+
+class Download:
+    """Shared by a thread per connection; a chunk goes by its place in `plan.chunks`, and has one writer at a time."""
+
+    def __init__(
+        self,
+        manifest: VersionManifest,
+        missing: Sequence[ChunkEntry],
+        into: Incoming,
+        took: Callable[[str, int], None],
+        me: str = "",
+    ) -> None:
+        """`took` is called with each chunk's source and size."""
+        self.manifest, self.hash = manifest, manifest_hash(encode_manifest(manifest))
+        self.plan, self._into, self._took = FetchPlan(missing, me, time.monotonic()), into, took
+        places = {chunk.hash: place for place, chunk in reversed(list(enumerate(manifest.chunks)))}
+        self._places = np.array([places[chunk.hash] for chunk in missing], np.int64)
+        self.coming = set[bytes]()
+        """Asked of the publisher, for others to know."""
+        self.changed = threading.Condition()
+
+    @property
+    def is_done(self) -> bool:
+        return self.plan.is_done
+
+    def wait(self, seconds: float) -> None:
+        """Until a chunk has come, or is to be had again, at most so long."""
+        with self.changed:
+            if not self.plan.is_done:
+                self.changed.wait(seconds)
+
+    def next(self, source: str) -> int | None:
+        with self.changed:
+            chunk = self.plan.next(source, time.monotonic())
+            if chunk is not None and source == PUBLISHER:
+                self.coming.add(self.plan.chunks[chunk].hash)
+            return chunk
+
+    def place(self, chunk: int, size: int) -> memoryview | None:
+        """Where its bytes go; None when it is of another size."""
+        entry = self.plan.chunks[chunk]
+        return self._into.place(entry) if size == entry.size else None
+
+    def take(self, source: str, chunk: int) -> None:
+        """It lies in its place, and may be believed."""
+        entry = self.plan.chunks[chunk]
+        with self.changed:
+            self.coming.discard(entry.hash)
+            self._took(source, entry.size)
+            whole = self._into.take(entry)
+            self.plan.came(source, chunk, time.monotonic())
+            self.changed.notify_all()
+        for tensor in whole:
+            self._into.verify_tensor(tensor)
+
+    def give_back(self, chunks: Iterable[int]) -> None:
+        """Of one of the publisher's connections."""
+        with self.changed:
+            given = list(chunks)
+            self.plan.give_back(given)
+            self.coming.difference_update(self.plan.chunks[chunk].hash for chunk in given)
+            self.changed.notify_all()
+
+    def is_slow(self, source: str, chunk: int) -> bool:
+        with self.changed:
+            return self.plan.is_slow(source, chunk, time.monotonic())
+
+    def expect(self, others: Iterable[str]) -> None:
+        with self.changed:
+            self.plan.expect(others)
+
+    def join(self, source: str) -> None:
+        with self.changed:
+            self.plan.join(source)
+
+    def leave(self, source: str) -> None:
+        with self.changed:
+            self.plan.leave(source)
+            self.changed.notify_all()
+
+    def lacks(self, source: str, chunk: int) -> None:
+        with self.changed:
+            self.plan.lacks(source, chunk)
+            self.changed.notify_all()
+
+    def note(self, source: str, inventory: Inventory) -> bool:
+        """Whether it is of use: it has something that is not here, or may get it."""
+        with self.changed:
+            held, coming = inventory.held[self._places], inventory.coming[self._places]
+            self.plan.note(source, held, coming, time.monotonic(), fetches=inventory.fetches)
+            self.changed.notify_all()
+            return inventory.fetches or self.plan.wants_of(source)

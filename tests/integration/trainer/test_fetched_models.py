@@ -1,0 +1,145 @@
+"""A model's folder that comes from a store: what belongs to it, once, whole, and again when it has changed there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from polyrl.errors import InvalidData
+from polyrl.manifest.environment import FETCHED, MODEL_CLAIM
+from polyrl.manifest.recipe import ModelSpec
+from polyrl_trainer.data.fetched import cache_place, complete_at, fetch_files
+from polyrl_trainer.data.hub import WANTED, cached_folder, fetch_model, model_folder
+
+FILES = {"config.json": b"{}", "model-1.safetensors": b"one" * 100, "deep/model-2.safetensors": b"two" * 100}
+FIELD = "recipe.model.path"
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    files = fsspec.filesystem("memory")
+    for name, content in {**FILES, "pytorch_model.bin": b"pickle"}.items():
+        files.pipe_file(f"/{tmp_path.name}/{name}", content)
+    return f"memory://{tmp_path.name}"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    found = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def test_it_comes_once_and_again_where_it_changed(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, asked = fsspec.filesystem("memory"), list[str]()
+    get = type(files).get_file
+    monkeypatch.setattr(type(files), "get_file", lambda self, at, to, **more: (asked.append(at), get(self, at, to))[1])
+    assert complete_at(uri, tmp_path) is None
+    folder = fetch_files(uri, tmp_path, WANTED, FIELD)
+    assert contents(folder) == FILES, "no pickle"
+    assert complete_at(uri, tmp_path) == folder == fetch_files(uri, tmp_path, WANTED, FIELD)
+    assert len(asked) == len(FILES)
+    files.pipe_file(f"/{tmp_path.name}/config.json", b"[]")
+    assert contents(fetch_files(uri, tmp_path, WANTED, FIELD)) == FILES | {"config.json": b"[]"}
+    assert len(asked) == len(FILES) + 1, "the same size, another version"
+
+
+def test_one_that_was_cut_off_is_not_complete_and_goes_on(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, asked = fsspec.filesystem("memory"), list[str]()
+    get = type(files).get_file
+
+    def break_off(self: object, at: str, to: str, **more: object) -> None:
+        asked.append(at)
+        get(self, at, to)
+        if at.endswith("1.safetensors"):
+            Path(to).write_bytes(b"on")
+        if at.endswith("1.safetensors") and len(asked) == 3:
+            raise ConnectionResetError("gone")
+
+    monkeypatch.setattr(type(files), "get_file", break_off)
+    with pytest.raises(InvalidData, match=r"^recipe\.model\.path: model-1\.safetensors of memory://.* did not come: "):
+        fetch_files(uri, tmp_path, WANTED, FIELD)
+    assert complete_at(uri, tmp_path) is None
+    assert "model-1.safetensors" not in contents(cache_place(uri, tmp_path))
+    monkeypatch.undo()
+    assert contents(fetch_files(uri, tmp_path, WANTED, FIELD)) == FILES
+
+
+def test_what_is_here_serves_while_the_store_does_not_answer(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fetch_files(uri, tmp_path, WANTED, FIELD)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "find", refuse)
+    assert fetch_files(uri, tmp_path, WANTED, FIELD) == folder
+    with pytest.raises(InvalidData, match=r"^recipe\.model\.path: memory://other cannot be read: no route"):
+        fetch_files("memory://other", tmp_path, WANTED, FIELD)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError("no route")
+
+
+@pytest.mark.parametrize("name", ["../outside.json", "deep/../../outside.json"])
+def test_a_strangers_store_puts_nothing_outside_of_the_models_folder(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Keys of an object store are any text, and whoever may put files there chooses them."""
+    files, root = fsspec.filesystem("memory"), f"/{tmp_path.name}"
+    get = type(files).get_file
+    there = {f"{root}/config.json": {"size": 2}, f"{root}/{name}": {"size": 2}}
+    monkeypatch.setattr(type(files), "find", lambda self, at, **more: there)
+    monkeypatch.setattr(type(files), "get_file", lambda self, at, to, **more: get(self, f"{root}/config.json", to))
+    with pytest.raises(InvalidData, match=r"path: memory://.* names '.*outside\.json', which lies outside"):
+        fetch_files(uri, tmp_path / "cache", WANTED, FIELD)
+    assert not list(tmp_path.rglob("*.json")), "nor what belongs there"
+
+
+def test_a_place_without_a_model_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidData, match=r"holds no file of a model \(\*\.json, "):
+        fetch_files(f"file://{tmp_path}/empty", tmp_path / "cache", WANTED, FIELD)
+
+
+def test_a_claim_is_where_it_is_mounted_and_no_folder_of_a_laptop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ModelSpec(path="pvc://models/qwen/7b")
+    assert cached_folder(model, tmp_path) is None
+    with pytest.raises(InvalidData, match="is a claim of a cluster; name a folder of this machine"):
+        model_folder(model, tmp_path)
+    monkeypatch.setenv(MODEL_CLAIM, "/polyrl/model")
+    assert model_folder(model, tmp_path) == Path("/polyrl/model/qwen/7b")
+
+
+def test_a_trainer_takes_what_was_fetched_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/config.json").write_text("{}")
+    model = ModelSpec(path=f"file://{tmp_path}/store")
+    monkeypatch.setenv(FETCHED, str(tmp_path / "cache"))
+    with pytest.raises(InvalidData, match="was not fetched into"):
+        model_folder(model, tmp_path)
+    fetched = fetch_model(model, tmp_path)
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    assert model_folder(model, tmp_path) == fetched
+
+
+def test_fewer_bytes_than_there_are_is_no_file_and_what_is_being_changed_is_not_complete(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch_files(uri, tmp_path, WANTED, FIELD)
+    files = fsspec.filesystem("memory")
+    for name in ("config.json", "model-1.safetensors"):
+        files.pipe_file(f"/{tmp_path.name}/{name}", b"[1]")
+    get = type(files).get_file
+
+    def short(self: object, at: str, to: str, **more: object) -> None:
+        get(self, at, to)
+        if at.endswith("1.safetensors"):
+            Path(to).write_bytes(b"[")
+
+    monkeypatch.setattr(type(files), "get_file", short)
+    with pytest.raises(InvalidData, match=r"model-1\.safetensors of memory://.* did not come: 1 bytes came of 3"):
+        fetch_files(uri, tmp_path, WANTED, FIELD)
+    assert complete_at(uri, tmp_path) is None, "one file is new, the other is old"

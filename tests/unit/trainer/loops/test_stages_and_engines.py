@@ -1,0 +1,63 @@
+"""Which evaluations end with engines asleep: those before rows of a file are learned on the same devices."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polyrl.manifest.recipe import RecipeSpec
+from polyrl_trainer.backends.configs import EngineConfig
+from polyrl_trainer.checkpoints import Checkpoints
+from polyrl_trainer.loops import stages as module
+from polyrl_trainer.loops.stages import Stages
+from polyrl_trainer.session import Session
+from polyrl_trainer.state import TrainerState, TrainingStage
+
+
+class RecordingEvaluator:
+    def __init__(self) -> None:
+        self.learns_on: list[Any] = []
+
+    async def evaluate(self, step: int, *, learns_on: Any = None) -> dict[str, float]:
+        self.learns_on.append(learns_on)
+        return {}
+
+    async def evaluate_if_due(self, every: int, versions: Any, backend: Any, *, learns_on: Any = None) -> bool:
+        self.learns_on.append(learns_on)
+        return True
+
+
+async def nothing(*given: Any, **more: Any) -> bool:
+    return True
+
+
+async def one_step(*given: Any, after_step: Any, **more: Any) -> bool:
+    await after_step()
+    return True
+
+
+@pytest.mark.parametrize(
+    ("mode", "asleep"), [("sft", [True, True, False]), ("dpo", [True, False])], ids=["answers", "pairs"]
+)
+def test_engines_are_to_sleep_before_rows_are_learned_and_not_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, asleep: list[bool]
+) -> None:
+    recipe = RecipeSpec.model_validate({"mode": mode, "model": {"config": {"model_type": "qwen2"}}})
+    nowhere, anything = (SimpleNamespace(close=lambda: None, ensure_published=nothing) for _ in range(2))
+    state = TrainerState(seed=0, stage=TrainingStage.SFT if mode == "sft" else TrainingStage.DPO)
+    session = Session(state, Checkpoints(tmp_path, keep=2), nowhere, checkpoint_every_steps=1)  # type: ignore[arg-type]
+    prepared: Any = SimpleNamespace(conversations=anything, pairs=anything)
+    run = Stages(recipe, tmp_path, prepared=prepared, session=session, engine=EngineConfig("cpu"))
+    monkeypatch.setattr(module, "run_sft_training", one_step)
+    monkeypatch.setattr(module, "run_preference_training", nothing)
+    for made in ("_backend", "_start_of"):
+        monkeypatch.setattr(run, made, lambda *given: anything)
+    evaluator = RecordingEvaluator()
+    side: Any = SimpleNamespace(evaluator=evaluator, versions=anything)
+    assert asyncio.run(run.run(side))
+    assert [one is run.devices for one in evaluator.learns_on] == asleep
+    assert [one is None for one in evaluator.learns_on] == [not one for one in asleep]

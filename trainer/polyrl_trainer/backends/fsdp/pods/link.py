@@ -1,0 +1,124 @@
+"""A connection between two pods of a trainer, sealed frame by frame (`wire.sealing`), with a thread that listens.
+
+Both sides have the trainer's own pair of keys, and show it by the first frame that the other can open.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from polyrl.errors import ProtocolError
+from polyrl.wire.sealing import PUBLIC_BYTES, Handshake, LastingKeys, Opener, Sealer
+from polyrl_trainer.backends.fsdp.heartbeat import PeerLink
+from polyrl_trainer.backends.fsdp.pods.words import FRAME_BYTES, HeartbeatWord, PodWord, frame_of, word_of
+
+PROTOCOL: Final = b"polyrl trainer 1"
+ABOUT: Final = b"pod"
+SEALED_BYTES: Final = FRAME_BYTES + Sealer.overhead
+POD_HANDSHAKE_S: Final = 10.0
+"""From a connection to the first word of the other side, which does nothing else meanwhile."""
+
+
+class PodLink(PeerLink):
+    """One side of a connection whose keys are agreed. Words may be said from any thread."""
+
+    def __init__(self, connection: socket.socket, sealer: Sealer, opener: Opener, until: float | None) -> None:
+        """`until`: by when its first word must be here, on the monotonic clock."""
+        self._until = until
+        self._connection, self._sealer, self._opener = connection, sealer, opener
+        self._saying = threading.Lock()
+        self._heard = threading.Event()
+
+    @classmethod
+    def dial(cls, address: tuple[str, int], keys: LastingKeys) -> PodLink:
+        """Raises OSError where nobody answers, ProtocolError where a stranger does."""
+        until = time.monotonic() + POD_HANDSHAKE_S
+        connection = socket.create_connection(address, POD_HANDSHAKE_S)
+        handshake = Handshake(keys, PROTOCOL)
+        try:
+            connection.sendall(PROTOCOL + handshake.public)
+            sealer, opener = handshake.finish(_exactly(connection, PUBLIC_BYTES, until), dialled=True)
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection, sealer, opener, until)
+
+    @classmethod
+    def answer(cls, connection: socket.socket, keys: LastingKeys) -> PodLink:
+        """Of a connection that was accepted. Raises OSError, or ProtocolError for a stranger."""
+        until = time.monotonic() + POD_HANDSHAKE_S
+        handshake = Handshake(keys, PROTOCOL)
+        if _exactly(connection, len(PROTOCOL), until) != PROTOCOL:
+            raise ProtocolError("whoever dialled is no pod of this trainer")
+        theirs = _exactly(connection, PUBLIC_BYTES, until)
+        connection.sendall(handshake.public)
+        return cls(connection, *handshake.finish(theirs, dialled=False), until)
+
+    @property
+    def peer(self) -> str:
+        """The other side's address."""
+        return str(self._connection.getpeername()[0])
+
+    def send(self, word: PodWord) -> None:
+        """To one that is gone nothing is said: its end is noticed by whoever listens."""
+        with self._saying, suppress(OSError):
+            room = memoryview(bytearray(SEALED_BYTES))
+            self._connection.sendall(self._sealer.seal(frame_of(word), ABOUT, room))
+
+    def next(self) -> PodWord:
+        """What the other side says next. Raises OSError when it is gone, ProtocolError when it is another."""
+        content = bytearray(FRAME_BYTES)
+        self._opener.open(_exactly(self._connection, SEALED_BYTES, self._until), ABOUT, memoryview(content))
+        self._heard.set()
+        return word_of(bytes(content))
+
+    def listen(self, take: Callable[[PodWord], None], ended: Callable[[str], None]) -> None:
+        """From now on each word but heartbeats goes to `take`, and a connection's end to `ended`: with what was wrong
+        with what it sent, if anything; on a thread of its own."""
+        self._until = None
+        self._connection.settimeout(None)
+        threading.Thread(target=self._listen, args=(take, ended), name="pod-link", daemon=True).start()
+
+    def send_heartbeat(self) -> None:
+        self.send(HeartbeatWord())
+
+    def heard(self) -> bool:
+        heard = self._heard.is_set()
+        self._heard.clear()
+        return heard
+
+    def close(self) -> None:
+        """The other side notices."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _listen(self, take: Callable[[PodWord], None], ended: Callable[[str], None]) -> None:
+        try:
+            while True:
+                word = self.next()
+                if not isinstance(word, HeartbeatWord):
+                    take(word)
+        except OSError:
+            ended("")
+        except ProtocolError as error:
+            ended(str(error))
+
+
+def _exactly(connection: socket.socket, size: int, until: float | None) -> bytes:
+    """Raises OSError when the other side ends before, or has not given all of it by then."""
+    found = bytearray()
+    while len(found) < size:
+        if until is not None and (left := until - time.monotonic()) <= 0:
+            raise TimeoutError("the other side took too long to say who it is")
+        connection.settimeout(None if until is None else left)
+        part = connection.recv(size - len(found))
+        if not part:
+            raise ConnectionResetError("the other side closed the connection")
+        found += part
+    return bytes(found)

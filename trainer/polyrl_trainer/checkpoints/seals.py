@@ -1,0 +1,91 @@
+"""What a complete checkpoint holds, file by file; and files that are on the disk, or are not there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import xxhash
+
+from polyrl.errors import UNDECODABLE, InvalidData
+
+COMPLETE: Final = "COMPLETE.json"
+
+
+class FileSeal(msgspec.Struct, frozen=True):
+    """What a file must be."""
+
+    size: int
+    xxh3: str
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """COMPLETE.json."""
+
+    stage_final: bool
+    files: dict[str, FileSeal]
+    serial: int = 0
+    """Counts the saves of a folder: the clock may be set back, and a step saved again."""
+
+
+def seal_in(path: Path) -> Seal:
+    place = path / COMPLETE
+    if not place.is_file():
+        raise InvalidData(f"{path}: not a complete checkpoint, {COMPLETE} is missing")
+    try:
+        return msgspec.json.decode(place.read_bytes(), type=Seal)
+    except UNDECODABLE as error:
+        raise InvalidData(f"{place}: not written by PolyRL: {error}") from error
+
+
+def check_file(path: Path, expected: FileSeal) -> None:
+    if not path.is_file():
+        raise InvalidData(f"{path}: the checkpoint lacks this file")
+    size = path.stat().st_size
+    if size != expected.size:
+        raise InvalidData(f"{path}: has {size} bytes, the checkpoint was sealed with {expected.size}")
+    if checksum(path) != expected.xxh3:
+        raise InvalidData(f"{path}: its content differs from what was saved (checksum)")
+
+
+def seal_of(folder: Path, stage_final: bool, serial: int) -> Seal:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    seals = {str(path.relative_to(folder)): FileSeal(path.stat().st_size, checksum(path)) for path in files}
+    return Seal(stage_final, seals, serial=serial)
+
+
+def checksum(path: Path) -> str:
+    """xxh3-128 of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+
+
+def sync(path: Path) -> None:
+    """A file or a folder is on the disk, not only in its cache, when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_all(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        sync(path)
+    sync(folder)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """The file has the new content or the old one, never a part."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_bytes(content)
+    unfinished.replace(path)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    sync(path)
+    sync(path.parent)

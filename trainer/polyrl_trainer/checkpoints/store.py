@@ -1,0 +1,157 @@
+"""Checkpoints in an object store, or on whatever fsspec reaches: complete or absent there as well.
+
+    URI/RUN/rl-step-000040.7/...   the files of a checkpoint, as the seventh that was saved
+                             COMPLETE.json   put last, removed first
+    URI/RUN/.trainer               who writes here
+
+No object is written over, so that a save of the same step takes nothing away from one that was covered. Credentials
+are those of the library behind the URI's scheme, by environment variables or the machine's own role.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, TypeVar
+
+import fsspec
+import msgspec
+
+from polyrl.errors import UNDECODABLE, InvalidData, PolyRLError, Superseded
+from polyrl_trainer.checkpoints.seals import COMPLETE, Seal, check_file, seal_in, sync, write_synced
+
+R = TypeVar("R")
+
+FIELD: Final = "recipe.checkpoint.uri"
+WRITER: Final = ".trainer"
+STEP_INFIX: Final = "-step-"
+"""In the name of every checkpoint."""
+PACKAGES: Final = {"s3": "polyrl[s3]", "s3a": "polyrl[s3]", "gs": "polyrl[gcs]", "gcs": "polyrl[gcs]"}
+"""What speaks to a scheme, beside those that need nothing."""
+
+
+def name_in_store(name: str, seal: Seal) -> str:
+    """Of the checkpoint that is called `name` in a run's folder."""
+    return f"{name}.{seal.serial}"
+
+
+class CheckpointStore:
+    """Of one run."""
+
+    def __init__(self, uri: str) -> None:
+        """Raises InvalidData for a URI that nothing here can reach."""
+        self._uri = uri
+        scheme = uri.partition("://")[0]
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(uri)
+        except ImportError as error:
+            package = PACKAGES.get(scheme, f"what fsspec needs for {scheme}://")
+            raise InvalidData(f"{FIELD}: {uri} needs {package}, which is not installed here") from error
+        except ValueError as error:
+            raise InvalidData(f"{FIELD}: {uri}: {error}") from error
+
+    def start(self, writer: str) -> None:
+        """The run's writer is `writer` from now on. Raises InvalidData where the store refuses that."""
+        try:
+            self._files.makedirs(self._root, exist_ok=True)
+            self._files.pipe_file(self._at(WRITER), writer.encode())
+        except Exception as error:
+            raise InvalidData(f"{FIELD}: nothing can be written to {self._uri}: {_reason(error)}") from error
+
+    def complete(self) -> dict[str, Seal]:
+        """Those that are here, by name, the oldest first."""
+        found = self._asked(self._sealed)
+        return dict(sorted(found.items(), key=lambda one: (one[1].serial, one[0])))
+
+    def put(self, checkpoint: Path, writer: str) -> None:
+        """Copies a complete one; it is here, whole, when this returns. Raises Superseded when another trainer writes
+        here by now, OSError where the store refuses."""
+        seal = seal_in(checkpoint)
+        self._asked(lambda: self._put(checkpoint, seal, name_in_store(checkpoint.name, seal), writer))
+
+    def prune(self, keep: int) -> None:
+        """The newest `keep` stay, and the last of each stage; what a kill left half goes too."""
+        complete = self.complete()
+        ordinary = [name for name, seal in complete.items() if not seal.stage_final]
+        half = [name for name in self._asked(self._folders) if name not in complete]
+        for name in (*half, *ordinary[:-keep]):
+            self._asked(partial(self._remove, name))
+
+    def fetch(self, name: str, seal: Seal, into: Path) -> None:
+        """Copies one into a folder that is new, and checks it. Raises InvalidData naming a file that is not what was
+        put here."""
+        for file, expected in seal.files.items():
+            _refuse_path(f"{self._uri}/{name}", file)
+            (into / file).parent.mkdir(parents=True, exist_ok=True)
+            self._asked(partial(self._files.get_file, self._at(name, file), str(into / file)))
+            check_file(into / file, expected)
+        write_synced(into / COMPLETE, msgspec.json.encode(seal))
+
+    # --- below: what may raise whatever a library raises --------------------------------------------------------------
+
+    def _put(self, checkpoint: Path, seal: Seal, name: str, writer: str) -> None:
+        for file, expected in seal.files.items():
+            self._copy(checkpoint / file, self._at(name, file))
+            size = self._files.info(self._at(name, file))["size"]
+            if size != expected.size:
+                raise OSError(f"{file} has {size} bytes there, not {expected.size}")
+        if self._files.cat_file(self._at(WRITER)).decode() != writer:
+            raise Superseded(f"{self._uri}: another trainer writes here by now")
+        self._copy(checkpoint / COMPLETE, self._at(name, COMPLETE))
+
+    def _copy(self, source: Path, to: str) -> None:
+        self._files.makedirs(posixpath.dirname(to), exist_ok=True)
+        self._files.put_file(str(source), to)
+        if "file" in _protocols(self._files):
+            sync(Path(to))
+            sync(Path(to).parent)
+
+    def _folders(self) -> list[str]:
+        found = self._files.ls(self._root, detail=False)
+        return [name for place in found if STEP_INFIX in (name := PurePosixPath(place).name)]
+
+    def _remove(self, name: str) -> None:
+        if self._files.exists(self._at(name, COMPLETE)):
+            self._files.rm_file(self._at(name, COMPLETE))
+        self._files.rm(self._at(name), recursive=True)
+
+    def _sealed(self) -> dict[str, Seal]:
+        """A seal that was cut is none."""
+        self._files.invalidate_cache()
+        found = dict[str, Seal]()
+        for place in self._files.glob(f"{self._root}/*/{COMPLETE}"):
+            if STEP_INFIX not in (name := PurePosixPath(place).parent.name):
+                continue  # under another name it would be taken for a file of ours
+            try:
+                seal = msgspec.json.decode(self._files.cat_file(place), type=Seal)
+            except UNDECODABLE:
+                continue
+            found[name] = seal
+        return found
+
+    def _asked(self, work: Callable[[], R]) -> R:
+        try:
+            return work()
+        except PolyRLError:
+            raise
+        except Exception as error:
+            raise OSError(f"{FIELD}: {self._uri} failed: {_reason(error)}") from error
+
+    def _at(self, *parts: str) -> str:
+        return posixpath.join(self._root, *parts)
+
+
+def _protocols(files: Any) -> tuple[str, ...]:
+    return (files.protocol,) if isinstance(files.protocol, str) else tuple(files.protocol)
+
+
+def _refuse_path(place: str, file: str) -> None:
+    path = PurePosixPath(file)
+    if path.is_absolute() or ".." in path.parts or "\0" in file:
+        raise InvalidData(f"{place}/{COMPLETE}: names {file!r}, which lies outside of the checkpoint")
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,128 @@
+"""A model's folder that comes from an object store, by fsspec, into a cache that may be shared by many.
+
+    FETCHED/HASH/config.json...     as there, of what belongs to a model
+                 .fetched.json      size and version of each file that has come; `complete` when all have
+
+A file has its name when all of it is on the disk, so that a fetch which was killed goes on with the next file, and
+several at a time do no harm. What is here already serves while the store does not answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import fsspec
+import msgspec
+import structlog
+import xxhash
+
+from polyrl.errors import UNDECODABLE, InvalidData
+from polyrl_trainer.checkpoints import replace_file, sync
+from polyrl_trainer.checkpoints.store import PACKAGES
+
+log = structlog.get_logger()
+
+NOTES: Final = ".fetched.json"
+VERSIONS: Final = ("ETag", "etag", "md5Hash", "generation", "mtime", "created")
+"""What stores call a file's version; the first that is there counts."""
+
+
+class Notes(msgspec.Struct):
+    """.fetched.json"""
+
+    uri: str
+    complete: bool = False
+    files: dict[str, tuple[int, str]] = {}
+    """Size and version by name."""
+
+
+def cache_place(uri: str, cache: Path) -> Path:
+    """Where its files lie, or will."""
+    return cache / xxhash.xxh3_128_hexdigest(uri.encode())
+
+
+def complete_at(uri: str, cache: Path) -> Path | None:
+    """The folder, if all of it has come once."""
+    folder = cache_place(uri, cache)
+    return folder if _notes(folder, uri).complete else None
+
+
+def fetch_files(uri: str, cache: Path, wanted: tuple[str, ...], field: str) -> Path:
+    """Raises InvalidData, which names `field`, where it cannot be had."""
+    folder = cache_place(uri, cache)
+    try:
+        files, root = fsspec.core.url_to_fs(uri)
+        there = _listed(files, root, wanted)
+    except ImportError as error:
+        package = PACKAGES.get(uri.partition("://")[0], "another package")
+        raise InvalidData(f"{field}: {uri} needs {package}, which is not installed here") from error
+    except Exception as error:
+        if (found := complete_at(uri, cache)) is not None:
+            log.warning("the store does not answer, and what came before serves", uri=uri, reason=str(error))
+            return found
+        raise InvalidData(f"{field}: {uri} cannot be read: {_short(error)}") from error
+    if not there:
+        raise InvalidData(f"{field}: {uri} holds no file of a model ({', '.join(wanted)})")
+    # Keys of an object store are any text, and a stranger's store is fetched as well.
+    if (outside := next((name for name in there if ".." in PurePosixPath(name).parts), None)) is not None:
+        raise InvalidData(f"{field}: {uri} names {outside!r}, which lies outside of it")
+    _fetch(files, root, there, folder, notes=_notes(folder, uri), field=field)
+    return folder
+
+
+def _listed(files: Any, root: str, wanted: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+    found = {}
+    for place, entry in files.find(root, detail=True).items():
+        name = PurePosixPath(place).relative_to(PurePosixPath(root)).as_posix()
+        if any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in wanted):
+            version = next((str(entry[key]) for key in VERSIONS if entry.get(key)), "")
+            found[name] = int(entry["size"]), version
+    return found
+
+
+def _fetch(
+    files: Any, root: str, there: Mapping[str, tuple[int, str]], folder: Path, *, notes: Notes, field: str
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (size, version) in there.items():
+        path = folder / name
+        if notes.files.get(name) == (size, version) and path.is_file() and path.stat().st_size == size:
+            continue
+        notes.complete = False
+        try:
+            _fetch_file(files, f"{root}/{name}", path, size)
+        except Exception as error:
+            raise InvalidData(f"{field}: {name} of {notes.uri} did not come: {_short(error)}") from error
+        notes.files[name] = size, version
+        replace_file(folder / NOTES, msgspec.json.encode(notes))
+    notes.complete = True
+    replace_file(folder / NOTES, msgspec.json.encode(notes))
+
+
+def _fetch_file(files: Any, source: str, path: Path, size: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        files.get_file(source, str(part))
+        found = part.stat().st_size
+        if found != size:
+            raise OSError(f"{found} bytes came of {size}")
+        sync(part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _notes(folder: Path, uri: str) -> Notes:
+    try:
+        return msgspec.json.decode((folder / NOTES).read_bytes(), type=Notes)
+    except (OSError, *UNDECODABLE):
+        return Notes(uri)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
