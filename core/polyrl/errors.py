@@ -31,10 +31,16 @@ MAX_UNREADABLE: Final = 10_000
 """Lines that are no rows, after which the rest is not looked at: a writer tears one each time that it is killed, and
 a file of nothing but line ends, some kilobytes of an archive, has a thousand million."""
 
+MAX_ROWS: Final = 500_000
+"""Of a file: a run of a hundred thousand steps has fewer, and Python makes half a kilobyte of a row of forty bytes."""
 
-def rows_of(lines: Iterable[bytes], decode: Callable[[bytes], T]) -> Iterator[T]:
-    """What `decode` makes of each line of a file, which may be anybody's; those that are no rows are left out."""
-    unreadable = 0
+
+def rows_of(lines: Iterable[bytes], decode: Callable[[bytes], T], where: str) -> Iterator[T]:
+    """What `decode` makes of each line of a file, which may be anybody's; those that are no rows are left out.
+
+    Raises InvalidData, which names the file by `where`, when there are more than MAX_ROWS.
+    """
+    unreadable = rows = 0
     for line in lines:
         try:
             row = decode(line)
@@ -43,6 +49,9 @@ def rows_of(lines: Iterable[bytes], decode: Callable[[bytes], T]) -> Iterator[T]
             if unreadable > MAX_UNREADABLE:
                 return
         else:
+            rows += 1
+            if rows > MAX_ROWS:
+                raise InvalidData(f"{where}: has more than {MAX_ROWS:,} rows, which are the most that are read")
             yield row
 
 

@@ -84,4 +84,4 @@ def to_report(records: Sequence[SampleRecord]) -> tuple[bytes, ...]:
 
 def parse_records(lines: Iterable[bytes]) -> list[SampleRecord]:
     """Lines to rows; what is none is left out, for a writer may have been killed over its last line."""
-    return list(rows_of(lines, msgspec.json.Decoder(SampleRecord).decode))
+    return list(rows_of(lines, msgspec.json.Decoder(SampleRecord).decode, "samples.jsonl"))

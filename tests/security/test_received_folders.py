@@ -13,7 +13,10 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner
 
+from polyrl import errors
 from polyrl.errors import MAX_UNREADABLE, UserError
+from polyrl.history import rows
+from polyrl.history.fleet import FLEET, RECLAIMED, FleetEvent
 from polyrl.manifest.job import PolyRLJob
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role, Worker
@@ -23,6 +26,7 @@ from polyrl_cli.local.ownership import take_over
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run import resume_command, run_command
 from polyrl_cli.local.run_folder import VALUE_BYTES, RunFolder, new_run_folder, prepare_folder
+from polyrl_cli.report.plot import draw_comparison, draw_run
 from polyrl_cli.report.timeline import read_metrics, read_timeline
 
 
@@ -229,10 +233,10 @@ READERS: dict[str, Callable[[RunFolder], Sequence[object]]] = {
 def test_a_file_of_no_rows_is_not_read_to_its_end(received: Path, row: str) -> None:
     """200 MB of line ends, some kilobytes of an archive, took minutes and gigabytes."""
     run = RunFolder(received)
-    for torn, rows in ((MAX_UNREADABLE, 1), (MAX_UNREADABLE + 1, 0)):
+    for torn, read in ((MAX_UNREADABLE, 1), (MAX_UNREADABLE + 1, 0)):
         for file in (run.metrics, run.timeline, run.samples):
             file.write_text("\n" * torn + row + "\n")
-        assert len(READERS[row](run)) == rows
+        assert len(READERS[row](run)) == read
 
 
 def test_a_row_of_lists_without_number_is_none(tmp_path: Path) -> None:
@@ -300,3 +304,32 @@ def test_numbers_that_are_none_end_no_command(received: Path, what: str) -> None
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.exception
         assert len(done.stdout) < 4000
+
+
+@pytest.mark.parametrize(("text", "what"), [
+    (f"{ROW}\n" * 3, "has more than 2 rows"),
+    (ROW.replace("}", ', "a": 1, "b": 2, "c": 3}') + "\n", "has more than 3 numbers"),
+])  # fmt: skip
+def test_more_rows_than_a_run_has_are_not_read(
+    received: Path, monkeypatch: pytest.MonkeyPatch, text: str, what: str
+) -> None:
+    """40 MB of rows of forty bytes took 13 s and 441 MB, and a gigabyte may be read."""
+    monkeypatch.setattr(errors, "MAX_ROWS", 2)
+    monkeypatch.setattr(rows, "MAX_NUMBERS", 3)
+    (received / "job.json").write_text(PolyRLJob.model_validate(raw_job()).model_dump_json(by_alias=True))
+    (received / "metrics.jsonl").write_text(text)
+    run = str(received)
+    listed = CliRunner().invoke(app, ["ls", str(received.parent)])
+    assert (listed.exit_code, f"{run}: metrics.jsonl: {what}" in listed.stderr) == (0, True)
+    for command in (["compare", run, run], ["report", run], ["top", run, "--once"]):
+        refused = CliRunner().invoke(app, command)
+        assert (refused.exit_code, what in refused.stderr) == (2, True)
+
+
+def test_a_fleet_of_any_size_and_losses_of_any_text_are_drawn(tmp_path: Path) -> None:
+    """Each engine that a line claims was a tick, each loss took milliseconds, and dollars were read as formulas."""
+    odd = FleetEvent(time=1.0, t=1.0, kind=RECLAIMED, worker="rollout-0", text="$\\frac{$")
+    fleet = FleetEvent(time=2.0, t=2.0, kind=FLEET, engines=10**15)
+    draw_run("a run", [rows.MetricsRow(1.0, "rl", step=1, values={})], [odd] * 20_000 + [fleet], tmp_path / "run.png")
+    draw_comparison({"$\\frac{$": []}, tmp_path / "runs.png")
+    assert all((tmp_path / name).stat().st_size for name in ("run.png", "runs.png"))

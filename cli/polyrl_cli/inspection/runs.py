@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from polyrl.errors import UserError
+from polyrl.errors import InvalidData, UserError
 from polyrl.history.foreign_text import json_line, printable
 from polyrl.history.losses import clock_text
 from polyrl.history.results import EvaluationPoint
@@ -41,7 +41,7 @@ def list_runs(given: Path | None, *, as_json: bool, note: Callable[[str], None])
     folders = {folder: folder.fault() for folder in map(RunFolder, runs_under(where))}
     for fault in filter(None, folders.values()):
         note(f"{fault}; this run is left out")
-    facts = [read_facts(folder, now) for folder, fault in folders.items() if fault is None]
+    facts = [fact for folder, fault in folders.items() if fault is None for fact in _facts(folder, now, note)]
     if as_json:
         for one in facts:
             print(json_line(as_object(one)))
@@ -51,6 +51,14 @@ def list_runs(given: Path | None, *, as_json: bool, note: Callable[[str], None])
         console.print(runs_table(facts, now, console.width))
     else:
         console.print(Text(f"no run lies in {where}; `polyrl run FILE` makes one in {RUNS}"))
+
+
+def _facts(folder: RunFolder, now: float, note: Callable[[str], None]) -> list[RunFacts]:
+    try:
+        return [read_facts(folder, now)]
+    except InvalidData as error:
+        note(f"{folder.root}: {error}; this run is left out")
+        return []
 
 
 def runs_table(facts: list[RunFacts], now: float, width: int) -> Table:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from polyrl.history.fleet import FLEET, RECLAIMED, FleetEvent
+from polyrl.history.foreign_text import printable
 from polyrl.history.rows import MetricsRow
 from polyrl_cli.report.progress import EVALUATED, EXACT_MATCH, REWARD
 
@@ -21,6 +22,10 @@ LOSS_COLOR: Final = "#dc2626"
 GRID_COLOR: Final = "#e5e7eb"
 SMOOTHING: Final = 0.3
 """Weight of a new reward in the drawn average; the single steps stay visible behind it."""
+
+MAX_LABELS: Final = 100
+"""Of losses, and of evaluations: more of them nobody can read, and each takes matplotlib milliseconds."""
+LABEL_CHARS: Final = 60
 
 
 def draw_run(title: str, reports: Sequence[MetricsRow], events: Sequence[FleetEvent], file: Path) -> None:
@@ -53,7 +58,8 @@ def draw_comparison(runs: Mapping[str, Sequence[MetricsRow]], file: Path) -> Non
     axes.set_xlabel("RL step")
     axes.set_ylabel("reward; dots: evaluation")
     _make_plain(axes)
-    axes.legend(loc="lower right", frameon=False)
+    for text in axes.legend(loc="lower right", frameon=False).get_texts():
+        text.set_parse_math(False)  # a folder's name may hold dollars
     figure.savefig(file, dpi=120)
 
 
@@ -84,7 +90,7 @@ def _draw_learning(axes: Any, reports: Sequence[MetricsRow], began: float) -> No
     if exact:
         label = f"{EVALUATED[name]}, held-out"
         axes.plot(times, exact, color=EVAL_COLOR, marker="o", linewidth=1.5, label=label)
-        for point in zip(times, exact, strict=True):
+        for point in list(zip(times, exact, strict=True))[-MAX_LABELS:]:
             above = {"xytext": (0, 7), "textcoords": "offset points"}
             axes.annotate(f"{point[1]:.2f}", point, ha="center", color=EVAL_COLOR, **above)
     axes.set_ylim(bottom=min(0.0, *rewards, 0.0), top=None)
@@ -105,21 +111,24 @@ def _draw_fleet(axes: Any, events: Sequence[FleetEvent], began: float, until: fl
         times, counts = (*times, max(until, times[-1])), (*counts, counts[-1])
         axes.step(times, counts, where="post", color=FLEET_COLOR, linewidth=2)
         axes.fill_between(times, counts, step="post", color=FLEET_COLOR, alpha=0.2)
-        axes.set_yticks(range(max(counts) + 2))
+        axes.set_ylim(0, max(counts) + 1)
+        axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("rollouts serving")
     axes.set_xlabel("seconds since the start")
 
 
 def _mark_losses(above: Any, below: Any, events: Sequence[FleetEvent], began: float) -> None:
-    for event in events:
-        if event.kind != RECLAIMED:
-            continue
-        for axes in (above, below):
-            axes.axvline(event.time - began, color=LOSS_COLOR, linestyle=(0, (2, 2)), linewidth=1.2)
+    losses = [event for event in events if event.kind == RECLAIMED]
+    times = [event.time - began for event in losses]
+    for axes in (above, below):
+        # From the lower edge to the upper one.
+        style = {"color": LOSS_COLOR, "linestyle": (0, (2, 2)), "linewidth": 1.2}
+        axes.vlines(times, 0, 1, transform=axes.get_xaxis_transform(), **style)
+    for event, at in list(zip(losses, times, strict=True))[-MAX_LABELS:]:
         label = event.text.removeprefix("declared fault: ").partition(" at step")[0]
         above.annotate(
-            label, (event.time - began, 0.02), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
-            rotation=90, fontsize=8, color=LOSS_COLOR, va="bottom",
+            printable(label[:LABEL_CHARS]), (at, 0.02), (3, 0), xycoords=("data", "axes fraction"), rotation=90,
+            textcoords="offset points", fontsize=8, color=LOSS_COLOR, va="bottom", parse_math=False,
         )  # fmt: skip
 
 

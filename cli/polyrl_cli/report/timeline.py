@@ -73,7 +73,7 @@ def read_timeline(file: Path) -> list[FleetEvent]:
         return []
     with file.open("rb") as lines:
         whole = (line for line in lines if line.endswith(b"\n"))
-        events = rows_of(whole, msgspec.json.Decoder(FleetEvent).decode)
+        events = rows_of(whole, msgspec.json.Decoder(FleetEvent).decode, file.name)
         return [event for event in events if max(abs(event.time), abs(event.t), abs(event.engines)) <= LARGEST]
 
 

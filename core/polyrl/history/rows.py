@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from polyrl.errors import rows_of
+from polyrl.errors import InvalidData, rows_of
 
 
 class MetricsRow(msgspec.Struct, frozen=True):
@@ -31,6 +31,9 @@ LARGEST_VALUE: Final = 1e250
 MAX_ROW_BYTES: Final = 1 << 20
 """Of a row, which has some hundred numbers: Python makes twenty times as much of the lists that one may hold."""
 
+MAX_NUMBERS: Final = 20_000_000
+"""Of a file: a hundred of each step for two hundred thousand steps, three gigabytes once they are read."""
+
 
 def number(value: float) -> float:
     """At most LARGEST_VALUE, of either sign."""
@@ -38,8 +41,18 @@ def number(value: float) -> float:
 
 
 def parse_metrics(text: bytes) -> list[MetricsRow]:
-    """Lines to rows; a line that is none is left out, for the file is the trainer's own log and not a protocol."""
-    return list(rows_of(io.BytesIO(text), _row))
+    """Lines to rows; a line that is none is left out, for the file is the trainer's own log and not a protocol.
+
+    Raises InvalidData when there are more rows, or numbers in them, than a run writes.
+    """
+    rows: list[MetricsRow] = []
+    numbers = 0
+    for row in rows_of(io.BytesIO(text), _row, "metrics.jsonl"):
+        numbers += len(row.values)
+        if numbers > MAX_NUMBERS:
+            raise InvalidData(f"metrics.jsonl: has more than {MAX_NUMBERS:,} numbers, which are the most that are read")
+        rows.append(row)
+    return rows
 
 
 def _row(line: bytes) -> MetricsRow:

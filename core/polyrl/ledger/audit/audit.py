@@ -181,10 +181,17 @@ def _compare(
         if (entry.ready, entry.batch) != (audited.complete, audited.batch):
             text = f"group {number} is complete={entry.ready}, batch={entry.batch}; the history shows"
             findings.broke("I10", at, f"{text} {audited.complete}, {audited.batch}")
-        for index, sample in enumerate(audited.samples):
+        if entry.group.n != audited.submitted.n:
+            text = f"group {number} has {entry.group.n} samples; the history shows {audited.submitted.n}"
+            findings.broke("I10", at, text)
+            continue
+        for index in range(entry.group.n):
             name = sample_id(number, index)
+            if name not in state.samples:
+                findings.broke("I10", at, f"sample {name} is missing; the history shows it")
+                break
             _count_running(samples, state, name)
-            for text in _sample_differences(state.samples[name], sample):
+            for text in _sample_differences(state.samples[name], audited.sample(index)):
                 findings.broke("I10", at, f"sample {name} {text}")
     for what, shown, replayed in _totals(state, engines, samples, batches):
         findings.saw("I10", "totals")

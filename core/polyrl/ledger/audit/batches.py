@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from math import inf
+from typing import Final
 
 from polyrl.ledger import events as f
 from polyrl.ledger.audit.engines import LATE_TICK, TICK_S, EngineAudit
 from polyrl.ledger.audit.findings import Findings
 from polyrl.ledger.audit.samples import SampleAudit
-from polyrl.ledger.state import SamplePhase
 from polyrl.sample import Purpose
 
 Step = tuple[int, Purpose]
+
+NAMED: Final = 3
+"""Samples without a verdict that a finding names."""
 
 
 class BatchAudit:
@@ -43,9 +47,9 @@ class BatchAudit:
         if group is None:
             self._findings.broke("I1", at, f"group {event.group} is complete, but it is not live")
             return
-        open_ones = [index for index, sample in enumerate(group.samples) if sample.phase is not SamplePhase.SCORED]
+        open_ones = list(islice(group.without_verdict(), NAMED))
         if open_ones:
-            text = f"group {event.group} is called complete without a verdict on its samples {open_ones[:3]}"
+            text = f"group {event.group} is called complete without a verdict on its samples {open_ones}"
             self._findings.broke("I2", at, text)
         group.complete = True
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from polyrl.ledger import events as f
 from polyrl.ledger.audit.engines import EngineAudit
@@ -31,7 +32,8 @@ class AuditedGroup:
     submitted: Group
     """Without its prompt."""
     prompt_tokens: int
-    samples: list[AuditedSample]
+    seen: dict[int, AuditedSample] = field(default_factory=dict)
+    """Those that something happened to, by index: a history may claim any number of samples in a few bytes."""
     complete: bool = False
     batch: int = -1
 
@@ -44,6 +46,23 @@ class AuditedGroup:
     def versions(self) -> str:
         """Those that may generate for it, for people."""
         return f"{self.submitted.min_version} to {self.submitted.max_version}"
+
+    def sample(self, index: int) -> AuditedSample:
+        """One of them, 0 <= `index` < n."""
+        return self.seen.setdefault(index, AuditedSample())
+
+    def without_verdict(self) -> Iterator[int]:
+        """Indices of those that are not scored. To be read as far as is needed: there may be any number."""
+        for index in range(self.submitted.n):
+            if index not in self.seen or self.seen[index].phase is not SamplePhase.SCORED:
+                yield index
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that engines may still generate for those without a verdict."""
+        unscored = (sample for sample in self.seen.values() if sample.phase is not SamplePhase.SCORED)
+        left = sum(self.budget - sample.generated for sample in unscored)
+        return self.budget * (self.submitted.n - len(self.seen)) + left
 
     def allows(self, version: int) -> bool:
         """Whether `version` may generate for it."""
@@ -80,7 +99,7 @@ class SampleAudit:
             self._findings.broke("I1", at, f"group {group.id} is submitted twice")
             return
         self.totals.submitted += group.n
-        self.live[group.id] = AuditedGroup(group, prompt_tokens, samples=[AuditedSample() for _ in range(group.n)])
+        self.live[group.id] = AuditedGroup(group, prompt_tokens)
 
     def assigned(self, event: f.Assigned, at: float) -> None:
         self._findings.saw("I4", "assignments")
@@ -163,7 +182,7 @@ class SampleAudit:
     def running_of(self, number: int) -> list[int]:
         """Assignments of a live group that run."""
         group = self.live.get(number)
-        return [] if group is None else [sample.assignment for sample in group.samples if sample.assignment]
+        return [] if group is None else [sample.assignment for sample in group.seen.values() if sample.assignment]
 
     def assignment_of(self, name: str) -> int:
         """The one that runs for a sample; 0: none."""
@@ -213,13 +232,12 @@ class SampleAudit:
         except ValueError:
             return None
         group = self.live.get(number)
-        return None if group is None or not 0 <= index < group.submitted.n else (group, group.samples[index])
+        return None if group is None or not 0 <= index < group.submitted.n else (group, group.sample(index))
 
     def _find(self, name: str, what: str, at: float) -> tuple[AuditedGroup, AuditedSample] | None:
         found = self.find(name)
         if found is None:
-            number = name.partition(".")[0]
-            fate = self._fate(int(number) if number.isdecimal() else -1)
+            fate = self._fate(_group_of(name))
             self._findings.broke("I1", at, f"{name or 'a sample'} {what}, but it {fate}")
         return found
 
@@ -235,3 +253,11 @@ class SampleAudit:
     def _fate(self, group: int) -> str:
         before = self.ends.get(group)
         return "was never submitted" if before is None else f"was {before} before"
+
+
+def _group_of(name: str) -> int:
+    """-1 where the name is no sample's, or has more digits than Python reads."""
+    try:
+        return split_sample_id(name)[0]
+    except ValueError:
+        return -1

@@ -20,7 +20,6 @@ from polyrl.ledger.audit.engines import EngineAudit
 from polyrl.ledger.audit.findings import Findings
 from polyrl.ledger.audit.samples import SampleAudit
 from polyrl.ledger.causes import MoveCause
-from polyrl.ledger.state import SamplePhase
 from polyrl.sample import Pool
 
 PACE_SLACK: Final = 2.0
@@ -111,13 +110,7 @@ class WindowAudit:
         self._busy.clear()
         self._busy_from = dict.fromkeys(self._busy_from, at)
         self._read = sum(self._tokens(stay.sample)[0] for stay in self._stays.values())
-        groups = self._samples.live.values()
-        self._left = sum(
-            group.budget - sample.generated
-            for group in groups
-            for sample in group.samples
-            if sample.phase is not SamplePhase.SCORED
-        )
+        self._left = sum(group.tokens_left for group in self._samples.live.values())
 
     def _close(self, event: f.WindowSet, at: float) -> None:
         self._findings.saw("I9", "windows")

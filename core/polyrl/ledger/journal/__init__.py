@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from polyrl.errors import ProtocolError
 from polyrl.ledger.apply import apply
-from polyrl.ledger.events import AnyEvent, Event
+from polyrl.ledger.events import AnyEvent, Event, GroupSubmitted
 from polyrl.ledger.state import GroupState, LedgerState, SampleState
 
 T = TypeVar("T")
@@ -50,6 +50,9 @@ OLDEST_SCHEMA: Final = 8
 
 APPLICATION_ID: Final = 0x506F6C79
 """Marks the file as ours ("Poly"); SQLite's own field for that purpose."""
+
+MAX_LIVE_SAMPLES: Final = 1_000_000
+"""At once, sixty times a large batch: an event of a hundred bytes may claim any number of them."""
 
 CREATE: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -328,6 +331,8 @@ def replay(snapshot: Row | None, events: Iterable[Row], pages: Iterable[PageRow]
 def _fold_all(state: LedgerState, packed: bytes, number: int) -> None:
     try:
         for event in decode_events(packed):
+            if isinstance(event, GroupSubmitted) and len(state.samples) + event.group.n > MAX_LIVE_SAMPLES:
+                raise ProtocolError(f"row {number} of the events: more than {MAX_LIVE_SAMPLES:,} samples live at once")
             apply(state, event)
     except (KeyError, ValueError, IndexError) as error:
         raise ProtocolError(f"row {number} of the events does not follow from what is before it: {error!r}") from error

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from polyrl.errors import ProtocolError
 from polyrl.ledger import Effects, Event, Ledger, LedgerConfig, journal as form
 from polyrl.ledger.apply import apply
+from polyrl.ledger.events import GroupSubmitted
 from polyrl.ledger.journal import PageBook, PageRow, decode_state, encode_state
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
@@ -206,6 +208,18 @@ def test_a_damaged_page_is_refused() -> None:
     run.pages[number] = (number, name, bytes([body[0] ^ 1]) + body[1:], checksum)
     with pytest.raises(ProtocolError, match=f"the checksum of page {number} does not match"):
         run.restored()
+
+
+def test_more_live_samples_than_a_run_has_are_not_made() -> None:
+    """An event of a hundred bytes claimed as many as its reader's memory could not hold."""
+    run = grown()
+    state = encode_state(run.ledger.state)
+    group = msgspec.structs.replace(
+        next(iter(run.ledger.state.groups.values())).group, id=9_999, n=form.MAX_LIVE_SAMPLES
+    )
+    events = form.encode_events([GroupSubmitted(group, 0.0)])
+    with pytest.raises(ProtocolError, match="more than 1,000,000 samples live at once"):
+        form.replay(form.row(7, 1.0, state), [form.row(8, 1.0, events)])
 
 
 def test_any_missing_page_is_noticed() -> None:

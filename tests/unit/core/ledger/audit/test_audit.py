@@ -411,3 +411,28 @@ def test_random_schedules_show_every_invariant(seed: int) -> None:
     for number in range(seed, seed + COUNT):
         shown |= run_schedule(draw_schedule(number)).shown
     assert shown == TITLES.keys()
+
+
+def claiming(entry: HistoryEntry, number: int, n: int) -> HistoryEntry:
+    """An entry of a submitted group that claims so many samples."""
+    assert isinstance(entry.event, f.GroupSubmitted)
+    return changed(entry, group=msgspec.structs.replace(entry.event.group, id=number, n=n))
+
+
+def test_a_group_of_any_number_of_samples_takes_no_memory_and_no_time() -> None:
+    """A received history of a hundred bytes filled all memory."""
+    group = claiming(first(f.GroupSubmitted), 77, 2**40)
+    found = broken([RUN[0], group, HistoryEntry(group.at, f.GroupCompleted(77, group.at))], STATE)
+    assert "group 77 is called complete without a verdict on its samples [0, 1, 2]" in found["I2"]
+
+
+def test_a_name_of_more_digits_than_python_reads_is_of_no_sample() -> None:
+    """`check` ended with a traceback."""
+    scored = changed(first(f.SampleScored), sample=f"{'9' * 5000}.0")
+    assert "was never submitted" in broken([RUN[0], scored], None)["I1"]
+
+
+def test_a_state_and_a_history_of_other_sizes_of_a_group_differ() -> None:
+    submitted = [one for one in RUN if isinstance(one.event, f.GroupSubmitted)][-1]
+    more = [claiming(one, 2, 2**40) if one is submitted else one for one in RUN]
+    assert "group 2 has 1 samples; the history shows 1099511627776" in broken(more, STATE)["I10"]
