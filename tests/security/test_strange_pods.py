@@ -113,6 +113,21 @@ def test_who_takes_all_descriptors_keeps_no_pod_out_afterwards(
     assert isinstance(first.join(pod_keys(folder), HelloWord(1)).next(), WelcomeWord)
 
 
+def test_who_takes_all_threads_keeps_no_pod_out_afterwards(
+    folder: Path, first: FirstPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    with socket.create_connection(("127.0.0.1", first.others.port), WAIT_S) as refused:
+        assert refused.recv(1) == b""
+    assert isinstance(first.join(pod_keys(folder), HelloWord(1)).next(), WelcomeWord)
+
+
 def test_refused_connections_fill_no_log(first: FirstPod) -> None:
     with structlog.testing.capture_logs() as logs:
         for _ in range(40):

@@ -245,7 +245,7 @@ class WandbSpec(ManifestModel):
 class MlflowSpec(ManifestModel):
     """MLflow's tracking; needs `polyrl[mlflow]`. Accounts come from the environment (MLFLOW_TRACKING_TOKEN...)."""
 
-    tracking_uri: Annotated[str, Field(max_length=1024, pattern=r"^[a-z][a-z0-9+.-]*:[^@]+$")] | None = None
+    tracking_uri: Annotated[str, Field(max_length=1024, pattern=r"^[a-z][a-z0-9+.-]*:[^@?#]+$")] | None = None
     """Such as http://mlflow:5000, without a password; default: MLFLOW_TRACKING_URI, else the run's folder `mlruns`. A
     database (sqlite:...) needs the whole of MLflow (pip install mlflow)."""
     experiment: ShownName | None = None

@@ -163,6 +163,6 @@ def _pinned(authority: str) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_verify_locations(cadata=authority)
-    except (ssl.SSLError, ValueError) as error:
+    except (ssl.SSLError, ValueError, TypeError) as error:
         raise ProtocolError(f"the authority of its certificate cannot be pinned: {error}") from None
     return context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -426,6 +427,31 @@ async def test_strangers_take_no_place_of_a_members(fleet: Fleet, publisher: Wei
         assert await asyncio.to_thread(ask)
         assert await asyncio.to_thread(oldest.recv, 1) == b""
         assert len(swarm.server._dialled) <= HANDSHAKES
+
+
+async def test_where_no_thread_is_left_for_one_the_next_is_served(
+    fleet: Fleet, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that lets agents in had ended."""
+    await pull(fleet.agent("a"), publisher.publish(0, weights(0).items(), FILES))
+    swarm, member = fleet.swarms["a"], PeerKeys.draw()
+    fleet.list("member", member.public, 0)
+    start = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    with socket.create_connection(("127.0.0.1", swarm.port), PULLED_S) as refused:
+        assert await asyncio.to_thread(refused.recv, 1) == b""
+    handshake = PeerHandshake(member.towards(swarm.public_key))
+
+    def ask() -> bool:
+        with WeightStream(f"tcp://127.0.0.1:{swarm.port}", handshake, PULLED_S, lambda: None) as stream:
+            return stream.answer(stream.ask(wire.GetManifest(0)), lambda size: memoryview(bytearray(size)))
+
+    assert await asyncio.to_thread(ask)
 
 
 @pytest.mark.parametrize("others", [1, 3])

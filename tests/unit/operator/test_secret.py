@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from polyrl.cluster.actions import MakeKeys
-from polyrl.errors import InvalidData
+from polyrl.errors import InvalidData, ProtocolError
 from polyrl.keys import FILE_NAMES, AgentKeys, ManagerKeys, OperatorKeys, TrainerKeys, parse_keys
+from polyrl_operator.managers.client import _pinned
 from polyrl_operator.secret import keys_secret, make_certificate, manager_credentials
 
 
@@ -88,3 +89,11 @@ def test_what_whoever_edits_a_secret_puts_in_its_authoritys_place_is_not_kept(au
     secret["data"]["ca.crt"] = base64.b64encode(authority).decode()
     with pytest.raises(InvalidData, match=rf"^Secret j-keys: ca\.crt: {why}"):
         manager_credentials(secret)
+
+
+@pytest.mark.parametrize(
+    "authority", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----", "\u00e9"]
+)
+def test_what_is_no_authority_is_pinned_by_nobody(authority: str) -> None:
+    with pytest.raises(ProtocolError, match="the authority of its certificate cannot be pinned"):
+        _pinned(authority)

@@ -127,7 +127,10 @@ class PeerServer:
                 self._dialled.append(upload)
                 if len(self._dialled) > HANDSHAKES:
                     self._dialled.pop(0).close()
-            threading.Thread(target=self._run, args=(upload,), name="peer-upload", daemon=True).start()
+            try:
+                threading.Thread(target=self._run, args=(upload,), name="peer-upload", daemon=True).start()
+            except RuntimeError:  # no thread is left; those who are served will give theirs back
+                self._forget(upload)
 
     def _admit(self, upload: _Upload) -> None:
         """It has shown its key. Raises ConnectionAbortedError where there is no place for it."""
@@ -163,11 +166,14 @@ class PeerServer:
         except OSError:
             pass  # it went, was too slow, or was closed by us
         finally:
-            with self._lock:
-                self._uploads.discard(upload)
-                if upload in self._dialled:
-                    self._dialled.remove(upload)
-            upload.socket.close()
+            self._forget(upload)
+
+    def _forget(self, upload: _Upload) -> None:
+        with self._lock:
+            self._uploads.discard(upload)
+            if upload in self._dialled:
+                self._dialled.remove(upload)
+        upload.socket.close()
 
     def _serve(self, upload: _Upload) -> None:
         served, room = upload.served, memoryview(b"")
