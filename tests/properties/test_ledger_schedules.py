@@ -36,6 +36,8 @@ BROKEN_ONCE = {
     1408847: "a trainer took what was accepted just before it learned that the journal was lost for lost as well",
     1307944: "a turn waited for the far faster engine that had its prefix, longer than the checker thought it may",
     1325567: "the same, beside an engine that was measured as slow and had been idle since",
+    5000367: "evaluations were taken for batches that are learned, by the checker",
+    5002245: "all waited for the trainer to learn, which was sooner than an idle slow engine: the checker's error",
     1413528: "the manager was away, and its absence counted as the time that engines took for their tokens",
 }
 

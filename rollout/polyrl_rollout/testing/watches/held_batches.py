@@ -103,7 +103,7 @@ class HeldBatches:
             elif isinstance(event, f.BatchRequested) and self._learns:
                 self._learns, self._token_s = False, self._learn_s / self._largest
                 self._learned += self._learn_s > 0
-            elif isinstance(event, f.BatchPacked) and event.groups:
+            elif isinstance(event, f.BatchPacked) and event.groups and event.wanted.purpose is Purpose.TRAIN:
                 tokens = sum(group_tokens(state, number) for number in event.groups if number in state.groups)
                 self._learns, self._largest = True, max(self._largest, tokens)
 

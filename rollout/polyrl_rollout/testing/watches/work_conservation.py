@@ -49,11 +49,14 @@ class WorkConservation:
         """What idles for too long, in a sentence; empty: nothing. `silent`: engines that may be passed over."""
         room, slow = self._room_since, self._slow_since
         able = [engine for engine in state.engines.values() if engine.name not in silent and _is_sound(engine)]
+        # While the trainer learns, a sample may wait for the engines that have its devices afterwards.
+        awaited = [one for one in state.engines.values() if one.pool is Pool.RESERVED and not state.window_open]
         self._room_since = {
             (engine.name, number): room.get((engine.name, number), now)
             for *_, number in state.queue[:1]
             for engine in able
-            if not _is_far_slower(engine, able) and self._takes(state, engine, number, _waiting(state, number))
+            if not _is_far_slower(engine, [*able, *awaited])
+            and self._takes(state, engine, number, _waiting(state, number))
         }
         self._slow_since = {
             (number, engine.name): slow.get((number, engine.name), now)
