@@ -137,8 +137,8 @@ ENDLESS: dict[str, Callable[[Path], object]] = {
 }
 
 
-# The first reminder may come within a callback of the collector, where Python prints what is raised and goes on: the next
-# one ends it.
+# The first reminder may come within a callback of the collector, where Python prints what is raised and goes on: the
+# next one ends it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("change", ENDLESS.values(), ids=ENDLESS)
 def test_what_would_be_read_for_ever_ends(
