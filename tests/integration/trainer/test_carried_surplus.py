@@ -139,3 +139,26 @@ async def test_a_carried_group_that_is_lost(tmp_path, own_lost, submitted):
     assert (steps.count(1), steps.count(2), steps.count(3)) == submitted
     assert run.session.state.results.dropped_groups == {"engineRejected": 2 + own_lost}
     assert [line["rollout/samples"] for line in lines_of(tmp_path)] == [12.0] * 3
+
+
+@pytest.mark.parametrize("when", ["as it is submitted", "as the step's own are"])
+async def test_a_carried_group_that_is_lost_as_a_resumed_run_begins_is_replaced(tmp_path, when):
+    """What the manager holds may be dropped as soon as its turns have somebody who answers them."""
+
+    class Losing(Timed):
+        async def submit(self, groups):
+            await super().submit(groups)
+            carried = [number for number, one in self._open.items() if one.group.step == 3]
+            if groups[0].step == (3 if when == "as it is submitted" else 4) and len(carried) == 2:
+                for number in carried:
+                    self._drop(number, DiscardReason.REWARD_RAISED, "it raised")
+                await asyncio.sleep(0.05)
+
+    with pytest.raises(RunFailed):
+        await over_sampled(tmp_path / "cut", 1, rollouts=Timed(long_tailed, breaks_at=4))
+    spec = recipe(steps=6, max_staleness=1, over_sampling_factor=1.5)
+    run = Run.make(tmp_path / "next", Losing(long_tailed), spec, resume=latest(tmp_path / "cut"))
+    run.rollouts.published.append(2)
+    assert await run.train(spec)
+    assert run.session.state.results.dropped_groups["rewardRaised"] == 2
+    assert [line["rollout/samples"] for line in lines_of(tmp_path / "next")] == [12.0] * 3

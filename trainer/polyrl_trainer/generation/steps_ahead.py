@@ -70,16 +70,22 @@ class StepsAhead:
             if number not in self._open:
                 self._submitted_at[number] = time.monotonic()
                 self._open[number] = self._opened(number, number - step)
+            if number == step:  # before anything of it is submitted: what is dropped at once is replaced as later
+                self._training = self._groups_of(step)
             await self._fill(number, step)
         await self.supply.give_up_adopted(self._open[max(self._open)].plan)
-        self._training = TrainingGroups(
+        assert self._training is not None, "the first of them is this step"
+        return self._training
+
+    def _groups_of(self, step: int) -> TrainingGroups:
+        algorithm = self.recipe.algorithm
+        return TrainingGroups(
             algorithm.prompts_per_step,
             self._open[step],
             carried=self._carried,
             version=self.supply.session.state.version,
             carries_on=self._carries and step < algorithm.steps,
         )
-        return self._training
 
     def submitted_at(self, step: int) -> float:
         """Monotonic time."""
@@ -173,6 +179,7 @@ class StepsAhead:
         if training is not None and any(source.plan.step == dropped.step for source in training.sources):
             enough = training.enough
         else:
-            groups = self._open[dropped.step]
-            enough = len(groups.live) >= self.recipe.algorithm.prompts_per_step
+            groups = self._open.get(dropped.step)
+            # None: what is taken up again is lost before its step is open, which then submits as many more.
+            enough = groups is None or len(groups.live) >= self.recipe.algorithm.prompts_per_step
         return None if enough else self.prompts.get(1)[0]
