@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 from polyrl_trainer.generation.from_wire import scored_sample, turn_reward_metrics
 from polyrl_trainer.generation.runner import UserCodeRunner
+from polyrl_trainer.losses import with_advantages
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import Played
 from polyrl_trainer.user_code.rewards import CustomGroupFilter, RewardFunction
@@ -45,6 +47,27 @@ def test_turns_begin_where_the_environments_texts_end() -> None:
     assert sample.turn_starts == (2, 7, 8)
     assert sample.turn_rewards == (0.5, 0.0, -2.0)
     assert scored_sample(scored({"exact_match": 1.0}), prompt, TOKENIZER).turn_rewards == ()
+
+
+def test_a_text_that_left_no_room_for_a_turn_begins_none() -> None:
+    """The context ended with it: what came of the sample is compared with siblings at the turn that it had."""
+    whole = scored({})
+    response = msgspec.structs.replace(
+        whole.response,
+        ids=whole.response.ids[: 4 * 5],
+        logprobs=bytes(20),
+        loss_mask=whole.response.loss_mask[:5],
+        spans=whole.response.spans[:2],
+        turn=1,
+        finish=Finish.LENGTH,
+    )
+    prompt = Prompt("f:1", "a", (1, 3), metadata={})
+    cut = scored_sample(msgspec.structs.replace(whole, response=response), prompt, TOKENIZER)
+    assert cut.turn_starts == (2,)
+    siblings = [cut, scored_sample(scored({}), prompt, TOKENIZER)]
+    _, other = with_advantages(siblings, AlgorithmSpec.model_validate({"advantage": "turnNorm"}))
+    assert other.advantages is not None
+    assert other.advantages[-1] == 0, "it alone had a third turn"
 
 
 def test_turns_that_gave_nothing_take_no_room() -> None:
