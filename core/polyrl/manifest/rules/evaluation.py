@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from polyrl.manifest.data import EvaluationSampling
-from polyrl.manifest.recipe import Mode
+from polyrl.manifest.recipe import Mode, SamplingSpec
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.spec import JobSpec
 
@@ -31,7 +31,43 @@ def _draws_differ(sampling: EvaluationSampling) -> bool:
     return sampling.samples_per_prompt == 1 or sampling.temperature is None or sampling.temperature > 0
 
 
+LEAST_TEMPERATURE: Final = 0.01
+"""Above 0: with less no second token has a chance, SGLang draws greedily (below 1e-6), and float32 overflows."""
+_MESSAGE: Final = (
+    "a temperature must be 0, which is greedy, or at least 0.01, and a topK -1, which keeps all, or at least 1:"
+    " engines understand others differently, or refuse them"
+)
+_CEL: Final = (
+    "SAMPLING.topK != 0 &&"
+    " (!has(SAMPLING.temperature) || SAMPLING.temperature == 0.0 || SAMPLING.temperature >= 0.01)"
+)
+
+
+def _is_understood(sampling: SamplingSpec | EvaluationSampling) -> bool:
+    """By all engines, and by the learner, as the same."""
+    temperature = sampling.temperature
+    return sampling.top_k != 0 and (not temperature or temperature >= LEAST_TEMPERATURE)
+
+
+SAMPLING_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "sampling-understood",
+        "recipe.sampling",
+        message=_MESSAGE,
+        holds=lambda s: _is_understood(s.recipe.sampling),
+        cel=_CEL.replace("SAMPLING", "self.recipe.sampling"),
+    ),
+    Rule(
+        "eval-sampling-understood",
+        "recipe.evaluation",
+        message=_MESSAGE,
+        holds=lambda s: all(map(_is_understood, _samplings(s))),
+        cel=_over_samplings(_CEL),
+    ),
+)
+
 EVALUATION_RULES: Final[tuple[Rule, ...]] = (
+    *SAMPLING_RULES,
     Rule(
         "eval-data",
         "recipe.evaluation.everySteps",

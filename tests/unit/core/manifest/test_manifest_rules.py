@@ -45,9 +45,9 @@ TEXTS = {
 }
 """Values of fields that have a pattern, and of those whose value matters to a rule."""
 
-NUMBERS = {"port": [5000, 5002], "maxNewTokens": [1, 1024], "maxTurns": [8, 200]}
+NUMBERS = {"port": [5000, 5002], "maxNewTokens": [1, 1024], "maxTurns": [8, 200], "topK": [-1, -1, -1, 0, 20]}
 """A port that is free in pods, and one that is not; answers that leave room for a prompt, and some that do not; turns
-whose rewards may all be reported, and more of them."""
+whose rewards may all be reported, and more of them; tokens to draw from, mostly all."""
 
 MODEL_CONFIGS = [{"model_type": "qwen2"}, {"model_type": "llama", "hidden_size": 8, "pad_token_id": None}]
 SPREAD = 4
@@ -164,6 +164,31 @@ def test_every_rule_is_seen_to_hold_and_to_break() -> None:
     specs = [JobSpec.model_validate(random_spec(seed)) for seed in range(1200)]
     for rule in RULES:
         assert {rule.holds(spec) for spec in specs} == {True, False}, rule.id
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "holds"),
+    [
+        ("temperature", 0, True),
+        ("temperature", 1e-40, False),  # the learner's logits overflow
+        ("temperature", 1e-7, False),  # SGLang draws greedily and reports logprobs at temperature 1
+        ("temperature", 0.01, True),
+        ("topK", -1, True),
+        ("topK", 0, False),  # SGLang refuses every request
+        ("topK", 1, True),
+    ],
+)
+def test_what_engines_would_draw_differently_from_what_the_learner_scores_is_refused(
+    field: str, value: float, holds: bool
+) -> None:
+    for place in ("sampling", "evaluation.sampling"):
+        spec = JobSpec.model_validate(changed(f"recipe.{place}.{field}", value))
+        assert disagreements(spec) == []
+        understood = {rule.id for rule, _ in broken_rules(spec) if rule.id.endswith("sampling-understood")}
+        assert len(understood) == (not holds), (place, understood)
+    sets = [{"name": "a", "data": [{"path": "e.jsonl"}], "sampling": {field: value}}]
+    broken = {rule.id for rule, _ in broken_rules(JobSpec.model_validate(changed("recipe.evaluation.sets", sets)))}
+    assert ("eval-sampling-understood" in broken) is not holds
 
 
 def test_rules_and_transitions_have_names_of_their_own_and_blame_fields_that_exist() -> None:
