@@ -410,6 +410,23 @@ async def test_sets_of_an_evaluation_are_measured_apart_each_with_its_own_sampli
     assert "eval/pass@1" not in evaluated
 
 
+async def test_a_set_whose_own_reward_may_take_an_hour_is_awaited_for_it(tmp_path):
+    class Timed(FakeRollouts):
+        async def next(self, step, *, purpose, deadline_s, **asked):
+            deadlines.append((purpose, deadline_s))
+            return await super().next(step, purpose=purpose, deadline_s=deadline_s, **asked)
+
+    deadlines, judge = [], {"function": "j:score", "timeoutSeconds": 3600}
+    one_set = {"name": "hard", "data": [{"path": "hard.jsonl"}], "sampling": {}, "reward": judge}
+    spec = recipe(steps=2).model_copy(
+        update={"evaluation": EvaluationSpec.model_validate({"everySteps": 1, "sets": [one_set]})}
+    )
+    assert await Run.make(tmp_path, Timed(echo), spec).train(spec)
+    longest = [deadline for purpose, deadline in deadlines if purpose is Purpose.EVAL]
+    assert longest[0] < 1000, "data.eval has the recipe's reward"
+    assert longest[-1] > 3600
+
+
 @pytest.mark.parametrize(
     ("every", "step", "done", "evaluates"),
     [

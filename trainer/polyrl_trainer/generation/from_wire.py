@@ -54,9 +54,9 @@ def to_sample(
 def scored_sample(scored: Scored, prompt: Prompt, tokenizer: Tokenizer) -> Sample:
     """With its reward. Raises ProtocolError."""
     sample = to_sample(scored.group, scored.index, scored.response, prompt, tokenizer, scored.reward)
-    begins = [span.end for span in scored.response.spans if span.version < 0]
+    begins = [sample.prompt_length + span.end for span in scored.response.spans if span.version < 0]
     # A text that left no room for a turn, as the last one of a context that ended, begins none.
-    starts = tuple(sample.prompt_length + begin for begin in (0, *begins) if not begin or begin < sample.response_length)
+    starts = (sample.prompt_length, *(begin for begin in begins if begin < sample.length))
     rewards = tuple(scored.metrics.get(f"{TURN_REWARD}{turn}", 0.0) for turn in range(len(starts)))
     sample = replace(sample, turn_starts=starts, turn_rewards=rewards if any(rewards) else ())
     return replace(sample, finish_reason=Finish.LENGTH.value) if scored.metrics.get(TRUNCATED) else sample

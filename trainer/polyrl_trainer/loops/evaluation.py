@@ -138,7 +138,10 @@ class Evaluator:
         answered: Answered = []
         groups = asked.groups
         plan = groups.plan
-        awaited_s = longest_wait_s(self.recipe, self.session.sequence_tokens_per_s, plan.sampling.max_new_tokens)
+        own = [one.reward for one in self.recipe.evaluation.sets if one.name == asked.rows.name]
+        judge_s = max((reward.timeout_seconds for reward in own if reward is not None), default=0)
+        speed, longest = self.session.sequence_tokens_per_s, plan.sampling.max_new_tokens
+        awaited_s = longest_wait_s(self.recipe, speed, longest, judge_s=judge_s)
         while groups.live:
             # A group at a time at least: all of a set may take far longer than the one answer that is awaited. The last
             # one is awaited by itself where engines are to sleep with it: before, they have others to generate.

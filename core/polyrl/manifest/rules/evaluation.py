@@ -38,8 +38,7 @@ _MESSAGE: Final = (
     " engines understand others differently, or refuse them"
 )
 _CEL: Final = (
-    "SAMPLING.topK != 0 &&"
-    " (!has(SAMPLING.temperature) || SAMPLING.temperature == 0.0 || SAMPLING.temperature >= 0.01)"
+    "SAMPLING.topK != 0 && (!has(SAMPLING.temperature) || SAMPLING.temperature == 0.0 || SAMPLING.temperature >= 0.01)"
 )
 
 

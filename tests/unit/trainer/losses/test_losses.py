@@ -269,6 +269,15 @@ def test_where_each_penalty_pulls_on_average(estimator: str, expected: list[floa
     assert k2(torch.tensor([-1.0]), torch.tensor([-1.5])).item() == pytest.approx(0.125)
 
 
+def test_a_ratio_beyond_the_dual_clip_makes_no_penalty_larger() -> None:
+    # Ratio e^2, counted as 3; k3 of d = -1 is e - 2. Its own gradient is 1 - e^-d = 1 - e; the ratio, at its bound, has
+    # none.
+    given_inputs = inputs([0], log_probs=[-1.0], rollout_log_probs=[-3.0], reference_log_probs=[0.0])
+    loss, _ = grpo(given_inputs, AlgorithmSpec(kl_coefficient=1.0, kl_estimator="k3Ratio"))
+    assert loss.item() == pytest.approx(3 * (math.e - 2), abs=1e-5)
+    assert gradient(loss, given_inputs) == pytest.approx([3 * (1 - math.e)], abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "warned"),
     [
