@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
+from math import inf
 from typing import Final
 
 import msgspec
@@ -101,6 +102,20 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     stop: tuple[str, ...] = ()
     """A turn ends right after the token that completes one of these; all its tokens are kept. Engines know tokens only:
     the agent beside one reads its text, by the `tokenizer.json` that comes with the weights."""
+
+
+LEAST_TEMPERATURE: Final = 0.01
+"""Above 0: with less no second token has a chance, SGLang draws greedily (below 1e-6), and float32 overflows."""
+
+
+def fault_of(sampling: SamplingParams) -> str | None:
+    """What engines would refuse, or each understand differently."""
+    temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature < inf:
+        return f"temperature is {temperature:g}, neither 0 nor at least {LEAST_TEMPERATURE}"
+    if not 0 < top_p <= 1:
+        return f"top_p is {top_p:g}, not above 0 and at most 1"
+    return None if top_k == -1 or top_k > 0 else f"top_k is {top_k}, neither -1 nor at least 1"
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):

@@ -36,7 +36,7 @@ from polyrl.ledger.state import (
     turn_done,
 )
 from polyrl.ledger.transition import Transition
-from polyrl.sample import TURN_REWARD, DiscardReason, Group, Purpose, group_digest, sample_id, split_sample_id
+from polyrl.sample import TURN_REWARD, DiscardReason, Group, Purpose, fault_of, group_digest, sample_id, split_sample_id
 from polyrl.wire.ranges import has_number
 
 FETCH_TOKENS: Final = 1 << 19
@@ -227,6 +227,7 @@ def _check_group(group: Group) -> None:
         fault = f"prompt and max_new_tokens are {tokens} tokens; no message holds more than {wire.MAX_SAMPLE_TOKENS}"
     elif not 0 <= group.min_version <= group.max_version:
         fault = f"versions {group.min_version} to {group.max_version} are no range of published versions"
+    fault = fault or fault_of(group.sampling)
     if fault is not None:
         raise _Refusal(f"group {group.id}: {fault}")
 

@@ -9,6 +9,7 @@ from polyrl.manifest.data import EvaluationSampling
 from polyrl.manifest.recipe import Mode, SamplingSpec
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.spec import JobSpec
+from polyrl.sample import LEAST_TEMPERATURE
 
 _STEPS_APART: Final = (Mode.OFFLINE_RL, Mode.DPO, Mode.REWARD_MODEL)
 """Modes whose steps no engine sees."""
@@ -31,8 +32,6 @@ def _draws_differ(sampling: EvaluationSampling) -> bool:
     return sampling.samples_per_prompt == 1 or sampling.temperature is None or sampling.temperature > 0
 
 
-LEAST_TEMPERATURE: Final = 0.01
-"""Above 0: with less no second token has a chance, SGLang draws greedily (below 1e-6), and float32 overflows."""
 _MESSAGE: Final = (
     "a temperature must be 0, which is greedy, or at least 0.01, and a topK -1, which keeps all, or at least 1:"
     " engines understand others differently, or refuse them"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -175,9 +178,16 @@ def test_submissions_are_idempotent_in_any_order() -> None:
         pytest.param({"max_new_tokens": wire.MAX_SAMPLE_TOKENS - 9}, "are 4194305 tokens", id="no frame holds it"),
         pytest.param({"min_version": 2, "max_version": 1}, "versions 2 to 1", id="no version"),
         pytest.param({"id": -1}, "negative", id="no number"),
+        # Each engine would make another distribution of them, and the learner a third one.
+        pytest.param({"sampling": SamplingParams(8, nan)}, "temperature is nan", id="no temperature"),
+        pytest.param({"sampling": SamplingParams(8, inf)}, "temperature is inf", id="an endless temperature"),
+        pytest.param({"sampling": SamplingParams(8, -1.0)}, "temperature is -1", id="a temperature below 0"),
+        pytest.param({"sampling": SamplingParams(8, 1e-7)}, "neither 0 nor", id="almost greedy"),
+        pytest.param({"sampling": SamplingParams(8, top_p=0.0)}, "top_p is 0", id="no token likely enough"),
+        pytest.param({"sampling": SamplingParams(8, top_k=0)}, "top_k is 0", id="no token at all"),
     ],
 )
-def test_impossible_groups_are_refused_with_the_reason(fields: dict[str, int], word: str) -> None:
+def test_impossible_groups_are_refused_with_the_reason(fields: dict[str, Any], word: str) -> None:
     (refused,) = sent(Stage().submit(**({"count": 1} | fields)), Declined)
     assert word in refused.reason
 
