@@ -124,6 +124,16 @@ def test_an_asked_batch_is_repeated_until_it_is_acknowledged() -> None:
     assert stage.ledger.status(0.0).samples.acknowledged == 1
 
 
+def test_a_batch_is_no_last_one_for_a_trainer_that_may_yet_replace_what_was_dropped() -> None:
+    stage = ready(2)
+    stage.takes_notices = False
+    stage.reject("1.0")
+    stage.finish_all()
+    (batch,) = sent(stage.ask(), Batch)
+    assert (groups(batch), batch.last) == ([0], False)
+    assert not sent(stage.ask(), Batch), "a replacement may come"
+
+
 def test_nothing_left_is_an_empty_last_batch_also_when_the_rest_is_dropped_meanwhile() -> None:
     stage = ready()
     assert sent(stage.ask(step=9), Batch)[0].last

@@ -52,6 +52,16 @@ def test_a_batch_that_was_passed_over_is_not_acknowledged_by_a_greeting() -> Non
     assert stage.ledger.status(0.0).samples.acknowledged == 3
 
 
+def test_a_successor_gets_what_was_delivered_in_the_order_in_which_it_was() -> None:
+    """Another order would be another division into micro-batches, and the short answers came first."""
+    stage = ready(5)
+    for _ in range(2):
+        stage.ask(most=2)
+    stage.trainer(TrainerHello(1, -1, trainer="successor"))
+    (batch,) = sent(stage.ask(), Batch)
+    assert groups_of(batch) == [0, 1, 2, 3, 4]
+
+
 # --- withdrawals ------------------------------------------------------------------------------------------------------
 
 
