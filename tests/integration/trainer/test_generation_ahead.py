@@ -197,3 +197,17 @@ async def test_what_is_trained_again_is_taken_step_by_step(tmp_path, content, co
     run.rollouts.reject = lambda *_: asyncio.sleep(0)
     assert await run.train(spec)
     assert run.rollouts.open_steps[1] == expected
+
+
+@pytest.mark.parametrize(("taken", "measured"), [(4, False), (3, True)], ids=["all of it", "all but one"])
+async def test_what_an_earlier_trainer_left_is_no_measure_of_how_fast_a_sequence_comes(tmp_path, taken, measured):
+    """It was there at once: the next step would wait for its answers as if engines took no time."""
+    plain = await trained(tmp_path / "plain", 0, steps=1)
+    spec = recipe(steps=1)
+    run = Run.make(tmp_path / "run", Watched(echo), spec)
+    left = [held_like(group, number) for number, group in enumerate(plain.rollouts.submitted[:taken])]
+    run.parts.supply.adopted = AdoptedGroups(left)
+    run.session.state.next_group = 4
+    run.session.sequence_tokens_per_s = 20.0
+    assert await run.train(spec)
+    assert (run.session.sequence_tokens_per_s != 20.0) is measured

@@ -178,6 +178,8 @@ class AdoptedGroups:
         for group in held:
             half = whole_groups and group.scored and not group.complete
             (self._useless if half else self._useful)[group.id] = group
+        self.taken: set[int] = set()
+        """Their generation began before this trainer did."""
         self._replayed_step = -1
         """The newest training step that took a group by its weights."""
 
@@ -192,6 +194,7 @@ class AdoptedGroups:
             same_weights = one.complete and content and one.content == content
             if one.digest == digest and (same_weights or low <= one.min_version <= one.max_version <= high):
                 del self._useful[number]
+                self.taken.add(number)
                 if same_weights and group.purpose is Purpose.TRAIN:
                     self._replayed_step = group.step
                 return number

@@ -90,7 +90,7 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
 
 
 LEAST_GENERATE_S: Final = 1e-3
-"""Of a step whose groups were generated before it began."""
+"""No sequence is there sooner."""
 SUPPLY_DEADLINE_S: Final = 30.0
 """Longest wait for news of a dropped group once the manager has nothing more to deliver."""
 
@@ -343,8 +343,10 @@ class RlStep:
         state.results.count_dropped(groups.dropped)
         clock.end(state.results)
         clock.published(self._parts.versions.publish_s, self._parts.rollouts.served_at(groups.version))
-        longest = max(one.response_length for one in self._trained)
-        self._session.sequence_tokens_per_s = longest / max(clock.sequence_s, LEAST_GENERATE_S)
+        began_here = [one for one in self._trained if one.group not in self._parts.supply.adopted.taken]
+        if began_here:
+            longest = max(one.response_length for one in began_here)
+            self._session.sequence_tokens_per_s = longest / max(clock.sequence_s, LEAST_GENERATE_S)
         reward_metrics = [scored.metrics for scored in self._scored]
         learned = separate_movement(averages(self._sums), self._learned_first)
         values = step_metrics(self._trained, reward_metrics, groups, learned, clock)

@@ -250,6 +250,13 @@ def test_failed_weights_are_announced_again() -> None:
     assert sent(stage.pass_time(0.0), Announce)
 
 
+def test_an_engine_that_lost_its_weights_keeps_nothing_that_it_ran() -> None:
+    stage = two_engines()
+    outcome = stage.agent("a", WeightsFailed(1, -1, reason="half of it was loaded"))
+    assert sent(outcome, Cancel)
+    assert stage.placed() == {"a": [], "b": ["0.0"]}
+
+
 def test_a_new_version_moves_what_may_not_use_it() -> None:
     stage = two_engines()
     stage.publish(1)
