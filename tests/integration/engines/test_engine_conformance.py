@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
@@ -347,6 +347,21 @@ async def test_draws_follow_the_distribution(engine: InferenceEngine, models: Mo
     # Expected for the right distribution: below sqrt(VOCAB / (2 pi count)) = 0.1, with a deviation of about 0.01.
     assert distance < 0.15
     assert max(probs) < 0.7, "the model must leave something to draw"
+
+
+async def test_a_sample_that_moves_repeats_its_draws(
+    engine: InferenceEngine, stranger: InferenceEngine, kind: str
+) -> None:
+    """By its seed and where a token stands, however many attempts it took to come there."""
+    if kind != "embedded":
+        pytest.skip("SGLang heeds a sample's seed with --enable-deterministic-inference only")
+    request = new_request(prompt_of(5), 32, SamplingParams(0, temperature=1.5))
+    whole = await collect(engine, request)
+    for cut in (1, 7, 23):
+        moved = replace(request, input_ids=request.input_ids + whole.ids[:cut], max_new_tokens=32 - cut)
+        rest = await collect(stranger, moved)
+        assert whole.ids[:cut] + rest.ids == whole.ids
+    assert len(set(whole.ids)) > 3, "nothing was drawn"
 
 
 @pytest.mark.parametrize("cut", [1, 7, 23])

@@ -410,6 +410,33 @@ async def test_sets_of_an_evaluation_are_measured_apart_each_with_its_own_sampli
     assert "eval/pass@1" not in evaluated
 
 
+@pytest.mark.parametrize("old", ["bypass", "recompute"])
+async def test_all_scores_are_of_the_temperature_that_samples_are_drawn_at(tmp_path, old):
+    class Noted(CountingBackend):
+        def forward_backward(self, batch, loss, temperature=1.0, **more):
+            temperatures.add(("learn", temperature))
+            return super().forward_backward(batch, loss, temperature, **more)
+
+        def log_probs(self, batch, temperature=1.0):
+            temperatures.add(("score", temperature))
+            return super().log_probs(batch, temperature)
+
+    class Reference:
+        def log_probs(self, batch, temperature=1.0):
+            temperatures.add(("reference", temperature))
+            return done([np.zeros(one.length, dtype=np.float32) for one in batch])
+
+    temperatures = set()
+    spec = recipe(steps=1, old_log_probs=old, kl_coefficient=0.1)
+    spec = spec.model_copy(update={"sampling": spec.sampling.model_copy(update={"temperature": 0.7})})
+    run = Run.make(tmp_path, rollouts := FakeRollouts(echo), spec)
+    run.parts = replace(run.parts, backend=Noted(), reference=Reference())
+    assert await run.train(spec)
+    assert {group.sampling.temperature for group in rollouts.submitted} == {0.7}
+    wanted = {"learn", "reference"} | ({"score"} if old == "recompute" else set())
+    assert temperatures == {(what, 0.7) for what in wanted}
+
+
 async def test_a_set_whose_own_reward_may_take_an_hour_is_awaited_for_it(tmp_path):
     class Timed(FakeRollouts):
         async def next(self, step, *, purpose, deadline_s, **asked):
