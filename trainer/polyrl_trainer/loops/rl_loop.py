@@ -49,10 +49,10 @@ from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.mini_batches import draw_mini_batches, groups_per_mini_batch, with_old_log_probs
 from polyrl_trainer.loops.step_metrics import StepClock, separate_movement, step_metrics
-from polyrl_trainer.losses import averages, learns_entropy, merge, normalizer, policy_loss, whitened
+from polyrl_trainer.losses import averages, learns_entropy, merge, normalizer, policy_loss
 from polyrl_trainer.losses.by_engine import Drawers, with_engine_sums
 from polyrl_trainer.losses.critic import value_metrics
-from polyrl_trainer.losses.overlong import shaped_advantages, without_truncated
+from polyrl_trainer.losses.overlong import of_whole_step, shaped_advantages
 from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
 from polyrl_trainer.preparation import spelled_stops, stop_token_ids
 from polyrl_trainer.rollouts import Rollouts
@@ -191,8 +191,7 @@ class RlStep:
             batches.append(batch.number)
             if self._session.stop.is_set():
                 return False
-        samples = without_truncated(whitened(samples, self._recipe.algorithm), self._recipe.algorithm)
-        self._trained = samples
+        self._trained = samples = of_whole_step(samples, self._recipe.algorithm)
         await self._train_epochs(samples, first=0)
         for number in batches:
             await self._parts.rollouts.acknowledge(number)

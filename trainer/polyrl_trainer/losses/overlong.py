@@ -11,7 +11,7 @@ import numpy as np
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import Finish
-from polyrl_trainer.losses.advantages import with_advantages
+from polyrl_trainer.losses.advantages import whitened, with_advantages
 from polyrl_trainer.losses.own import GroupAdvantage
 from polyrl_trainer.losses.presets import scales_by_step
 from polyrl_trainer.sample import Sample
@@ -33,10 +33,16 @@ def shaped_advantages(samples: Sequence[Sample], recipe: RecipeSpec, own: GroupA
             for one in samples
         ]
     shaped = with_advantages(samples, algorithm, own)
-    return shaped if scales_by_step(algorithm) else without_truncated(shaped, algorithm)
+    return shaped if scales_by_step(algorithm) else _without_truncated(shaped, algorithm)
 
 
-def without_truncated(samples: Sequence[Sample], algorithm: AlgorithmSpec) -> list[Sample]:
+def of_whole_step(samples: Sequence[Sample], algorithm: AlgorithmSpec) -> list[Sample]:
+    """A whole step's samples with advantages that are its own: what was cut is in the mean and the spread of all, and
+    then left out."""
+    return _without_truncated(whitened(samples, algorithm), algorithm)
+
+
+def _without_truncated(samples: Sequence[Sample], algorithm: AlgorithmSpec) -> list[Sample]:
     """With `overlong_filter` the samples that were cut have advantage 0 and are left out of the loss; without, all are
     as they were."""
     return [

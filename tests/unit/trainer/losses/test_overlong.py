@@ -7,7 +7,7 @@ import pytest
 
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.losses.advantages import whitened
-from polyrl_trainer.losses.overlong import overlong_penalty, shaped_advantages, without_truncated
+from polyrl_trainer.losses.overlong import of_whole_step, overlong_penalty, shaped_advantages
 from polyrl_trainer.sample import Sample
 
 
@@ -55,6 +55,8 @@ def test_a_cut_sample_is_in_the_steps_spread_too_and_teaches_nothing() -> None:
     spec = recipe(name="reinforce++", advantage=None, old_log_probs="recompute", overlong_filter=True)
     samples = shaped_advantages([sample(3, 1.0), sample(10, 0.0, "length")], spec)
     assert advantages(samples) == [1, 0]
-    whole = whitened(samples, spec.algorithm)
-    assert advantages(whole)[1] < 0, "it is below the step's mean"
-    assert advantages(without_truncated(whole, spec.algorithm)) == [advantages(whole)[0], 0]
+    scaled = whitened(samples, spec.algorithm)
+    assert advantages(scaled)[1] < 0, "it is below the step's mean"
+    whole = of_whole_step(samples, spec.algorithm)
+    assert advantages(whole) == [advantages(scaled)[0], 0]
+    assert [one.left_out for one in whole] == [False, True]
