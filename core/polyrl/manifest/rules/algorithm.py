@@ -204,6 +204,16 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         f" || {_ADVANTAGE} in ['reinforce++', 'gae', 'ppo']",
     ),
     Rule(
+        "filtered-by-spread",
+        "recipe.algorithm.groupFilter",
+        message="nonzeroSpread compares the samples of a group: of one sample none would ever pass",
+        holds=lambda s: (
+            s.recipe.algorithm.group_filter is not GroupFilter.NONZERO_SPREAD
+            or s.recipe.sampling.samples_per_prompt >= 2
+        ),
+        cel="self.recipe.algorithm.groupFilter != 'nonzeroSpread' || self.recipe.sampling.samplesPerPrompt >= 2",
+    ),
+    Rule(
         "filter-given",
         "recipe.algorithm.filterFunction",
         message="groupFilter custom needs a filterFunction (module:function)",

@@ -166,6 +166,15 @@ def test_every_rule_is_seen_to_hold_and_to_break() -> None:
         assert {rule.holds(spec) for spec in specs} == {True, False}, rule.id
 
 
+@pytest.mark.parametrize(("samples", "holds"), [(1, False), (2, True)])
+def test_a_filter_by_spread_needs_samples_to_compare_whatever_the_advantage_does(samples: int, holds: bool) -> None:
+    algorithm = {"name": "ppo", "oldLogProbs": "recompute", "groupFilter": "nonzeroSpread", "steps": 1}
+    manifest = {**VALID["recipe"], "algorithm": algorithm, "sampling": {"samplesPerPrompt": samples}}
+    spec = JobSpec.model_validate(VALID | {"recipe": manifest})
+    assert disagreements(spec) == []
+    assert ("filtered-by-spread" not in {rule.id for rule, _ in broken_rules(spec)}) is holds
+
+
 @pytest.mark.parametrize(
     ("field", "value", "holds"),
     [

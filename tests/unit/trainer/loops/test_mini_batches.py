@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import sample_id
+from polyrl_trainer.loops import offline_loop
 from polyrl_trainer.loops.mini_batches import draw_mini_batches, updates_per_step
 from polyrl_trainer.loops.offline_loop import mini_batches_by_epoch
 from polyrl_trainer.sample import Sample
@@ -77,3 +79,21 @@ def test_further_epochs_over_a_file_are_other_mini_batches_of_the_same_samples()
     assert len({str(one) for one in passes}) == 3
     assert groups == [[s.group for s in one] for one in mini_batches_by_epoch(first, recipe, step=2)]
     assert groups != [[s.group for s in one] for one in mini_batches_by_epoch(first, recipe, step=3)]
+
+
+async def test_a_step_over_a_file_is_scaled_as_a_whole_however_it_is_divided() -> None:
+    """By itself each of its mini-batches would have no spread, and teach nothing."""
+    tokens, learned = np.zeros(2, dtype=np.int64), np.array([0, 1], dtype=np.float32)
+    drawn = [
+        tuple(
+            Sample(tokens, learned, 1, reward=reward, rollout_log_probs=-learned, old_log_probs=-learned) for _ in "ab"
+        )
+        for reward in (1.0, 0.0)
+    ]
+    algorithm = {"name": "reinforce++", "promptsPerStep": 2, "miniBatchPrompts": 1}
+    recipe = RecipeSpec.model_validate({"model": {"path": "m"}, "algorithm": algorithm})
+    nobody: Any = None
+    mini_batches = await offline_loop._prepare(nobody, drawn, recipe, None, None)
+    found = [[float(one.advantages[1]) for one in each if one.advantages is not None] for each in mini_batches]
+    # Unbiased variance of 1, 1, 0, 0: 1/3, so .5 * sqrt(3).
+    assert found == [pytest.approx([0.866025] * 2), pytest.approx([-0.866025] * 2)]
