@@ -437,6 +437,21 @@ async def test_all_scores_are_of_the_temperature_that_samples_are_drawn_at(tmp_p
     assert temperatures == {(what, 0.7) for what in wanted}
 
 
+async def test_each_step_and_each_pass_over_it_divides_the_samples_anew(tmp_path):
+    spec = recipe(steps=3, old_log_probs="recompute", update_epochs=2, mini_batch_prompts=2)
+    run = Run.make(tmp_path, FakeRollouts(echo), spec)
+    run.backend.mini_batches = 4
+    assert await run.train(spec)
+    passes = [run.backend.micro_batches[first : first + 2] for first in range(0, 12, 2)]
+    assert all(len({*one, *other}) == 12 for one, other in passes), "each sample once in a pass"
+    divisions = set()
+    for one, other in passes:
+        groups = sorted({int(name.split(".")[0]) for name in [*one, *other]})
+        places = {name: (groups.index(int(name.split(".")[0])), name.split(".")[1]) for name in one}
+        divisions.add(frozenset(places.values()))
+    assert len(divisions) == 6
+
+
 async def test_a_set_whose_own_reward_may_take_an_hour_is_awaited_for_it(tmp_path):
     class Timed(FakeRollouts):
         async def next(self, step, *, purpose, deadline_s, **asked):
