@@ -31,14 +31,14 @@ MAX_UNREADABLE: Final = 10_000
 """Lines that are no rows, after which the rest is not looked at: a writer tears one each time that it is killed, and
 a file of nothing but line ends, some kilobytes of an archive, has a thousand million."""
 
-MAX_ROWS: Final = 500_000
+MAX_FILE_ROWS: Final = 500_000
 """Of a file: a run of a hundred thousand steps has fewer, and Python makes half a kilobyte of a row of forty bytes."""
 
 
 def rows_of(lines: Iterable[bytes], decode: Callable[[bytes], T], where: str) -> Iterator[T]:
     """What `decode` makes of each line of a file, which may be anybody's; those that are no rows are left out.
 
-    Raises InvalidData, which names the file by `where`, when there are more than MAX_ROWS.
+    Raises InvalidData, which names the file by `where`, when there are more than MAX_FILE_ROWS.
     """
     unreadable = rows = 0
     for line in lines:
@@ -50,8 +50,8 @@ def rows_of(lines: Iterable[bytes], decode: Callable[[bytes], T], where: str) ->
                 return
         else:
             rows += 1
-            if rows > MAX_ROWS:
-                raise InvalidData(f"{where}: has more than {MAX_ROWS:,} rows, which are the most that are read")
+            if rows > MAX_FILE_ROWS:
+                raise InvalidData(f"{where}: has more than {MAX_FILE_ROWS:,} rows, which are the most that are read")
             yield row
 
 

@@ -314,8 +314,8 @@ def test_more_rows_than_a_run_has_are_not_read(
     received: Path, monkeypatch: pytest.MonkeyPatch, text: str, what: str
 ) -> None:
     """40 MB of rows of forty bytes took 13 s and 441 MB, and a gigabyte may be read."""
-    monkeypatch.setattr(errors, "MAX_ROWS", 2)
-    monkeypatch.setattr(rows, "MAX_NUMBERS", 3)
+    monkeypatch.setattr(errors, "MAX_FILE_ROWS", 2)
+    monkeypatch.setattr(rows, "MAX_METRIC_NUMBERS", 3)
     (received / "job.json").write_text(PolyRLJob.model_validate(raw_job()).model_dump_json(by_alias=True))
     (received / "metrics.jsonl").write_text(text)
     run = str(received)

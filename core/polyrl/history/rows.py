@@ -31,7 +31,7 @@ LARGEST_VALUE: Final = 1e250
 MAX_ROW_BYTES: Final = 1 << 20
 """Of a row, which has some hundred numbers: Python makes twenty times as much of the lists that one may hold."""
 
-MAX_NUMBERS: Final = 20_000_000
+MAX_METRIC_NUMBERS: Final = 20_000_000
 """Of a file: a hundred of each step for two hundred thousand steps, three gigabytes once they are read."""
 
 
@@ -49,8 +49,8 @@ def parse_metrics(text: bytes) -> list[MetricsRow]:
     numbers = 0
     for row in rows_of(io.BytesIO(text), _row, "metrics.jsonl"):
         numbers += len(row.values)
-        if numbers > MAX_NUMBERS:
-            raise InvalidData(f"metrics.jsonl: has more than {MAX_NUMBERS:,} numbers, which are the most that are read")
+        if numbers > MAX_METRIC_NUMBERS:
+            raise InvalidData(f"metrics.jsonl: has more than {MAX_METRIC_NUMBERS:,} numbers, which are the most that are read")
         rows.append(row)
     return rows
 

@@ -166,7 +166,7 @@ def test_every_rule_is_seen_to_hold_and_to_break() -> None:
         assert {rule.holds(spec) for spec in specs} == {True, False}, rule.id
 
 
-@pytest.mark.parametrize(("samples", "holds"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("samples", "holds"), [(1, False), (2, True)], ids=["one", "two"])
 def test_a_filter_by_spread_needs_samples_to_compare_whatever_the_advantage_does(samples: int, holds: bool) -> None:
     algorithm = {"name": "ppo", "oldLogProbs": "recompute", "groupFilter": "nonzeroSpread", "steps": 1}
     manifest = {**VALID["recipe"], "algorithm": algorithm, "sampling": {"samplesPerPrompt": samples}}
@@ -186,6 +186,7 @@ def test_a_filter_by_spread_needs_samples_to_compare_whatever_the_advantage_does
         ("topK", 0, False),  # SGLang refuses every request
         ("topK", 1, True),
     ],
+    ids=str,
 )
 def test_what_engines_would_draw_differently_from_what_the_learner_scores_is_refused(
     field: str, value: float, holds: bool
