@@ -50,7 +50,9 @@ def parse_metrics(text: bytes) -> list[MetricsRow]:
     for row in rows_of(io.BytesIO(text), _row, "metrics.jsonl"):
         numbers += len(row.values)
         if numbers > MAX_METRIC_NUMBERS:
-            raise InvalidData(f"metrics.jsonl: has more than {MAX_METRIC_NUMBERS:,} numbers, which are the most that are read")
+            raise InvalidData(
+                f"metrics.jsonl: has more than {MAX_METRIC_NUMBERS:,} numbers, which are the most that are read"
+            )
         rows.append(row)
     return rows
 

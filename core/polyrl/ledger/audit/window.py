@@ -5,7 +5,8 @@ take. What is learned where there is no room beside engines is given when those 
 And a window that closes was never used for longer than the work takes that was left in it, at the speed measured by
 then (one that closes before any was measured is not timed):
 
-    busy seconds of each engine <= PACE_SLACK * (tokens left * token_s + tokens read * read_s) + progress_deadline_s
+    busy seconds of each engine <= PACE_SLACK * (tokens left * token_s + tokens read * read_s)
+                                   + ASSIGNMENT_S * assignments + progress_deadline_s
 
 The right side lets one engine do all work, one sample after the other, so it needs no guess at who takes what.
 """
@@ -24,6 +25,10 @@ from polyrl.sample import Pool
 
 PACE_SLACK: Final = 2.0
 """What a token may take more than was measured: the measurement is a mean over the last seconds."""
+
+ASSIGNMENT_S: Final = 1.0
+"""What an assignment may take besides its tokens: its messages, a sync of the disk, and frames that are gathered for a
+tenth of a second. Short turns of a fast engine take little else."""
 
 KEPT_CAUSES: Final = (MoveCause.WINDOW, MoveCause.REBALANCED, MoveCause.DRAINING)
 """Causes of moves from an engine that worked as it should; all others may cost it tokens and time."""
@@ -53,6 +58,8 @@ class WindowAudit:
         self._left = 0
         """Tokens that could still be generated when the window opened, and those submitted since."""
         self._read = 0
+        self._given = 0
+        """Assignments on reserved engines in this window."""
 
     def window_set(self, event: f.WindowSet, at: float) -> None:
         if event.open == self._open:
@@ -86,6 +93,7 @@ class WindowAudit:
         self._stays[event.assignment] = _Stay(event.engine, event.sample)
         self._busy_from.setdefault(event.engine, at)
         self._read += self._tokens(event.sample)[0]
+        self._given += 1
 
     def ended(self, assignment: int, cause: MoveCause | None, at: float) -> None:
         """`cause`: of a move; None for other ends."""
@@ -110,6 +118,7 @@ class WindowAudit:
         self._busy.clear()
         self._busy_from = dict.fromkeys(self._busy_from, at)
         self._read = sum(self._tokens(stay.sample)[0] for stay in self._stays.values())
+        self._given = len(self._stays)
         self._left = sum(group.tokens_left for group in self._samples.live.values())
 
     def _close(self, event: f.WindowSet, at: float) -> None:
@@ -122,7 +131,7 @@ class WindowAudit:
             return
         self._findings.saw("I9", "windows at a measured speed")
         work = self._left * event.token_s + self._read * event.read_s
-        bound = PACE_SLACK * work + self._engines.config.progress_deadline_s
+        bound = PACE_SLACK * work + ASSIGNMENT_S * self._given + self._engines.config.progress_deadline_s
         for name, busy in self._busy.items():
             if busy > bound:
                 text = f"{name} was busy for {busy:.3f} s of a window whose {self._left} tokens take {work:.3f} s"
