@@ -11,7 +11,7 @@ from polyrl.manifest.parts.algorithm import AlgorithmName
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl.manifest.recipe import RecipeSpec, SftSpec
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
-from polyrl_trainer.backends.single_process import create_torch_backend
+from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import prepare_conversations, prepare_finished_groups
@@ -111,6 +111,19 @@ async def test_a_run_that_is_asked_to_stop_after_a_step_has_it_saved(tmp_path):
     learner = await sft(tmp_path, stop_after_step=4)
     assert learner.session.state.step == 4
     assert learner.checkpoints.newest().name == "sft-step-000004"
+
+
+async def test_a_step_of_sft_is_divided_by_its_learned_tokens(tmp_path, monkeypatch):
+    divisors, step = [], TorchBackend.optim_step
+
+    def noted(self, normalizer):
+        divisors.append(normalizer)
+        return step(self, normalizer)
+
+    monkeypatch.setattr(TorchBackend, "optim_step", noted)
+    learner = await sft(tmp_path)
+    assert len(divisors) == STEPS
+    assert sum(divisors) == learner.session.state.results.tokens_trained
 
 
 async def test_sft_learns_and_says_so(tmp_path):
