@@ -32,40 +32,24 @@ def _draws_differ(sampling: EvaluationSampling) -> bool:
     return sampling.samples_per_prompt == 1 or sampling.temperature is None or sampling.temperature > 0
 
 
-_MESSAGE: Final = (
-    "a temperature must be 0, which is greedy, or at least 0.01, and a topK -1, which keeps all, or at least 1:"
-    " engines understand others differently, or refuse them"
-)
-_CEL: Final = (
+def _is_understood(sampling: SamplingSpec | EvaluationSampling) -> bool:
+    """By all engines, and by the learner, as the same."""
+    return sampling.top_k != 0 and (not sampling.temperature or sampling.temperature >= LEAST_TEMPERATURE)
+
+
+_UNDERSTOOD: Final = (
     "SAMPLING.topK != 0 && (!has(SAMPLING.temperature) || SAMPLING.temperature == 0.0 || SAMPLING.temperature >= 0.01)"
 )
 
-
-def _is_understood(sampling: SamplingSpec | EvaluationSampling) -> bool:
-    """By all engines, and by the learner, as the same."""
-    temperature = sampling.temperature
-    return sampling.top_k != 0 and (not temperature or temperature >= LEAST_TEMPERATURE)
-
-
-SAMPLING_RULES: Final[tuple[Rule, ...]] = (
+EVALUATION_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "sampling-understood",
-        "recipe.sampling",
-        message=_MESSAGE,
-        holds=lambda s: _is_understood(s.recipe.sampling),
-        cel=_CEL.replace("SAMPLING", "self.recipe.sampling"),
+        "recipe",
+        message="has, in sampling or in an evaluation, a temperature neither 0 nor at least 0.01, or a topK of 0"
+        " (-1 keeps all): engines read them differently, or refuse them",
+        holds=lambda s: all(map(_is_understood, (s.recipe.sampling, *_samplings(s)))),
+        cel=_over_samplings(_UNDERSTOOD) + f" && {_UNDERSTOOD.replace('SAMPLING', 'self.recipe.sampling')}",
     ),
-    Rule(
-        "eval-sampling-understood",
-        "recipe.evaluation",
-        message=_MESSAGE,
-        holds=lambda s: all(map(_is_understood, _samplings(s))),
-        cel=_over_samplings(_CEL),
-    ),
-)
-
-EVALUATION_RULES: Final[tuple[Rule, ...]] = (
-    *SAMPLING_RULES,
     Rule(
         "eval-data",
         "recipe.evaluation.everySteps",
