@@ -47,7 +47,7 @@ EVALUATION_RULES: Final[tuple[Rule, ...]] = (
         "recipe",
         message="has, in sampling or in an evaluation, a temperature neither 0 nor at least 0.01, or a topK of 0"
         " (-1 keeps all): engines read them differently, or refuse them",
-        holds=lambda s: all(map(_is_understood, (s.recipe.sampling, *_samplings(s)))),
+        holds=lambda s: _is_understood(s.recipe.sampling) and all(map(_is_understood, _samplings(s))),
         cel=_over_samplings(_UNDERSTOOD) + f" && {_UNDERSTOOD.replace('SAMPLING', 'self.recipe.sampling')}",
     ),
     Rule(
