@@ -88,7 +88,9 @@ def _counts(state: LedgerState, engine: LeasedEngine | None, version: int, recei
     """Whether an engine's word for a version counts: it shows what only who pulled all of it has, or showed it before.
 
     One that is not known here counts later: a manager that was restarted may hear of it last, and announces it then."""
-    if version < 0 or (engine is not None and version in engine.served):
+    if version < 0:
+        return version == NO_VERSION  # one of many names for nothing would be news each time, and kept for good
+    if engine is not None and version in engine.served:
         return True
     if not state.weights.receipt:
         return state.weights.version >= 0  # of a trainer that gives none

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -42,6 +42,8 @@ GREETINGS_AT_ONCE: Final = 30
 longest."""
 GREETINGS_PER_S: Final = 1.0
 """After those: twice what an agent needs that is refused for ever."""
+NAMED_LIARS: Final = 4
+"""In one line of the log, of the thousand that a message may name."""
 REPLACED_KEPT: Final = 64
 """Identities of replaced trainers that are remembered; each restart of a trainer makes one."""
 
@@ -114,6 +116,8 @@ class AgentSessions:
         """By engine; kept when it is gone, for it may come back."""
         self._greeted: dict[str, wire.Peer | None] = {}
         """By engine: how others would know it, by its last greeting."""
+        self._warned: Counter[tuple[str, str]] = Counter()
+        """How often, by what was said and the engine."""
         self.roster = Roster()
         self.delta_bytes = 0
         """Bytes of all Deltas frames received."""
@@ -160,7 +164,7 @@ class AgentSessions:
         self.weights.of_publisher += max(0, loaded.bytes_pulled) - of_peers
         if loaded.liars:
             self.weights.false_chunks += len(loaded.liars)
-            log.warning("an agent says that others gave it false chunks", engine=engine, liars=loaded.liars)
+            self._warn("an agent says that others gave it false chunks", engine, liars=loaded.liars[:NAMED_LIARS])
 
     def send_all(self, messages: Sequence[tuple[str, wire.ToAgent]]) -> None:
         """Queues messages, each for the engine named beside it. Of several TokensKept for one engine only the last is
@@ -245,7 +249,14 @@ class AgentSessions:
             self._on_message(engine, message)
         except ProtocolError as error:
             self._router.traffic.dropped["impossible"] += 1
-            log.warning("impossible message", engine=engine, error=str(error))
+            self._warn("impossible message", engine, error=str(error))
+
+    def _warn(self, event: str, engine: str, **what: object) -> None:
+        """Of an engine's occasions the first, the second, the fourth, the eighth...: the log is not its to fill."""
+        self._warned[event, engine] += 1
+        times = self._warned[event, engine]
+        if times & (times - 1) == 0:
+            log.warning(event, engine=engine, times=times, **what)
 
 
 class TrainerSession:

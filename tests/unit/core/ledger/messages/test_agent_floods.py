@@ -52,6 +52,24 @@ def test_deadlines_that_come_ever_closer_do_not_fill_the_journal() -> None:
     assert journal_bytes(outcomes) < 100_000
 
 
+def test_versions_below_nothing_are_no_news() -> None:
+    """Each was another version to the ledger: 30 bytes of an agent were a row of the history, for good."""
+    stage = Stage()
+    stage.engine("a")
+    project = HistoryProjection(stage.ledger.state).project
+    outcomes = [
+        stage.agent("a", message)
+        for number in range(2, 50)
+        for message in (
+            WeightsLoaded(-number, 0.0, load_seconds=0.0, bytes_pulled=0),
+            wire.WeightsFailed(0, -number, "no"),
+            msgspec.structs.replace(HELLO, weight_version=-number, versions=(-number,)),
+        )
+    ]
+    assert sum(1 for outcome in outcomes for event in outcome.events for _ in project(event)) < 10
+    assert stage.ledger.state.engines["a"].version == -1
+
+
 def test_who_greets_again_and_again_adds_nothing_to_the_history() -> None:
     stage = Stage()
     stage.engine("a")
