@@ -17,15 +17,19 @@ from polyrl import errors
 from polyrl.errors import MAX_UNREADABLE, UserError
 from polyrl.history import rows
 from polyrl.history.fleet import FLEET, RECLAIMED, FleetEvent
+from polyrl.history.results import EvaluationPoint
 from polyrl.manifest.job import PolyRLJob
+from polyrl.page import contents
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role, Worker
 from polyrl_cli.app import app
+from polyrl_cli.inspection import run_facts
 from polyrl_cli.inspection.kept_samples import read_samples
 from polyrl_cli.local.ownership import take_over
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run import resume_command, run_command
 from polyrl_cli.local.run_folder import VALUE_BYTES, RunFolder, new_run_folder, prepare_folder
+from polyrl_cli.page.page import record_of
 from polyrl_cli.report.plot import draw_comparison, draw_run
 from polyrl_cli.report.timeline import read_metrics, read_timeline
 
@@ -333,3 +337,31 @@ def test_a_fleet_of_any_size_and_losses_of_any_text_are_drawn(tmp_path: Path) ->
     draw_run("a run", [rows.MetricsRow(1.0, "rl", step=1, values={})], [odd] * 20_000 + [fleet], tmp_path / "run.png")
     draw_comparison({"$\\frac{$": []}, tmp_path / "runs.png")
     assert all((tmp_path / name).stat().st_size for name in ("run.png", "runs.png"))
+
+
+class _Watched(dict[str, float]):
+    """Counts how often it is asked whether it has a name."""
+
+    asked = 0
+
+    def __contains__(self, name: object) -> bool:
+        _Watched.asked += 1
+        return super().__contains__(name)
+
+
+@pytest.mark.parametrize("phase", ["rl", "eval"])
+def test_names_without_number_are_read_once(received: Path, phase: str) -> None:
+    """Each name was looked for in each row: 9 MB, a name of its own in each of 100,000 rows, was read for hours."""
+    prefix = "reward" if phase == "rl" else "eval"
+    names = [{f"{prefix}/{number}": 1.0} for number in range(100)]
+    read = [rows.MetricsRow(1.0 + n, phase, step=n, values=_Watched(values)) for n, values in enumerate(names)]
+    read.append(rows.MetricsRow(200.0, phase, step=100, values=_Watched({name: 2.0 for one in names for name in one})))
+    _Watched.asked = 0
+    points = [EvaluationPoint(stage="", step=row.step, values=_Watched(row.values)) for row in read]
+    with (
+        patch.object(run_facts, "read_metrics", return_value=read),
+        patch.object(contents, "evaluations", return_value=points),
+    ):
+        figures = contents.make_contents(record_of(RunFolder(received), now=300.0)).figures
+    assert figures["0, training" if phase == "rl" else "eval/0, evaluation"] == "1.000 → 2.000"
+    assert _Watched.asked < 20 * len(read)

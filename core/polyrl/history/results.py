@@ -53,12 +53,14 @@ def rewards(reports: Sequence[MetricsRow]) -> list[float]:
 def courses(reports: Sequence[MetricsRow]) -> dict[str, Course]:
     """The course of `reward`, and of each number that the reward function names."""
     steps = [row.values for row in reports if row.phase in TRAINED_PHASES]
-    named = {name: name for values in steps for name in values if name.startswith(REWARD_PREFIX)}
-    found = {"reward": _course([values["reward/mean"] for values in steps if "reward/mean" in values])}
-    for name in sorted(named):
-        short = name.removeprefix(REWARD_PREFIX)
-        if short not in STATISTICS:
-            found[short] = _course([values[name] for values in steps if name in values])
+    # In one pass: a received file may have another name in each of its rows.
+    named: dict[str, list[float]] = {}
+    for values in steps:
+        for name, value in values.items():
+            if name.startswith(REWARD_PREFIX):
+                named.setdefault(name.removeprefix(REWARD_PREFIX), []).append(value)
+    found = {"reward": _course(named.get("mean", []))}
+    found |= {name: _course(named[name]) for name in sorted(named) if name not in STATISTICS}
     return {name: course for name, course in found.items() if course is not None}
 
 

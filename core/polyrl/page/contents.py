@@ -170,9 +170,12 @@ def _learning(rows: Sequence[MetricsRow], steps: Sequence[MetricsRow]) -> list[S
     series = _some(steps, {"reward/mean": "reward of training samples", "sft/loss": "SFT loss"})
     stage = steps[0].phase if steps else ""
     points = {point.step if point.stage == stage else 0: point.values for point in evaluations(rows)}
-    for name in sorted({name for values in points.values() for name in values}):
-        found = {step: values[name] for step, values in points.items() if name in values}
-        series.append(Series(f"{_named(name)}, evaluation", [*found], values=[*found.values()], few=True))
+    found: dict[str, dict[float, float]] = {}
+    for step, values in points.items():  # in one pass, for each may have other names
+        for name, value in values.items():
+            found.setdefault(name, {})[step] = value
+    for name in sorted(found):
+        series.append(Series(f"{_named(name)}, evaluation", [*found[name]], values=[*found[name].values()], few=True))
     return series
 
 
@@ -213,9 +216,12 @@ def _figures(run: RunRecord) -> dict[str, str]:
         f"{_named(name)}, training": _course(course.first, course.last) for name, course in courses(run.rows).items()
     }
     points = evaluations(run.rows)
-    for name in points[-1].values if points else ():
-        values = [point.values[name] for point in points if name in point.values]
-        figures[f"{_named(name)}, evaluation"] = _course(values[0], values[-1])
+    first: dict[str, float] = {}
+    for point in points:
+        for name, value in point.values.items():
+            first.setdefault(name, value)
+    for name, last in points[-1].values.items() if points else ():
+        figures[f"{_named(name)}, evaluation"] = _course(first[name], last)
     wanted = wanted_steps(run.job_settings)
     steps = [f"{done:,} of {wanted.get(stage, done):,} {stage}" for stage, done in steps_done(run.rows).items()]
     figures |= {"steps": ", ".join(steps) or "none yet", "time": clock_text(run.seconds)}
