@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import os
 import shutil
 import stat
@@ -25,6 +26,7 @@ from polyrl.worker import Role, Worker
 from polyrl_cli.app import app
 from polyrl_cli.inspection import run_facts
 from polyrl_cli.inspection.kept_samples import read_samples
+from polyrl_cli.inspection.run_facts import read_facts
 from polyrl_cli.local.ownership import take_over
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run import resume_command, run_command
@@ -209,7 +211,7 @@ def test_a_file_beyond_reading_is_left_out(received: Path) -> None:
         assert CliRunner().invoke(app, [command, str(received)]).exit_code == 2
 
 
-@pytest.mark.parametrize("name", ["job.json", "summary.json", "run/epoch", "checkpoints/c/COMPLETE.json"])
+@pytest.mark.parametrize("name", ["summary.json", "run/epoch", "checkpoints/c/COMPLETE.json"])
 def test_a_value_beyond_reading_is_refused(received: Path, name: str) -> None:
     """Python makes of a list of empty lists twenty times its bytes: 200 MB of a manifest took 5 GB."""
     (received / name).parent.mkdir(parents=True, exist_ok=True)
@@ -351,7 +353,7 @@ class _Watched(dict[str, float]):
 
 @pytest.mark.parametrize("phase", ["rl", "eval"])
 def test_names_without_number_are_read_once(received: Path, phase: str) -> None:
-    """Each name was looked for in each row: 9 MB, a name of its own in each of 100,000 rows, was read for hours."""
+    """Each name was looked for in each row: 9 MB, a name of its own in each of 100,000 rows, was more than 40 s."""
     prefix = "reward" if phase == "rl" else "eval"
     names = [{f"{prefix}/{number}": 1.0} for number in range(100)]
     read = [rows.MetricsRow(1.0 + n, phase, step=n, values=_Watched(values)) for n, values in enumerate(names)]
@@ -365,3 +367,39 @@ def test_names_without_number_are_read_once(received: Path, phase: str) -> None:
         figures = contents.make_contents(record_of(RunFolder(received), now=300.0)).figures
     assert figures["0, training" if phase == "rl" else "eval/0, evaluation"] == "1.000 → 2.000"
     assert _Watched.asked < 20 * len(read)
+
+
+def test_a_manifest_larger_than_any_is_refused(received: Path) -> None:
+    (received / "job.json").write_text('{"a": "' + "x" * (1 << 20) + '"}')
+    refused = CliRunner().invoke(app, ["report", str(received)])
+    assert (refused.exit_code, "job.json: has 1,048,585 bytes; at most 1,048,576" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "known"),
+    [
+        ({"spec": {"x" * 300: {"y" * 300: 1}}}, False),
+        ({"spec": {"x" * 508: 1}}, True),
+        ({"a": [1] * 5_001}, False),
+        ({"a": [{"b": {}}] * 3000}, False),
+        ({"a": [{"b": 1}] * 3000}, False),
+        ({"a": [{"b": {}}] * 1500}, True),
+    ],
+)
+def test_a_manifest_of_more_than_anybody_writes_is_as_good_as_none(
+    received: Path, settings: dict[str, object], known: bool
+) -> None:
+    """One key of 1 MB above 20,000 settings was written 20,000 times: `compare` took 6 GB and ended in a traceback. Ten
+    million bytes of ones took `report` 1.4 GB and more than 20 s."""
+    (received / "job.json").write_text(json.dumps(settings))
+    assert read_facts(RunFolder(received), now=1.0).settings == (settings if known else {})
+
+
+def test_a_setting_of_any_length_fits_a_terminal(received: Path, tmp_path: Path) -> None:
+    """1.5 MB of control characters were 6.7 MB of lines."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "job.json").write_text("{}")
+    (received / "job.json").write_text(json.dumps({"a": "\x1b" * 100_000}))
+    shown = CliRunner().invoke(app, ["compare", str(received), str(other)])
+    assert (shown.exit_code, len(shown.stdout) < 5000) == (0, True)

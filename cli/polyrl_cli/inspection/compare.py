@@ -21,6 +21,8 @@ from polyrl_cli.local.run_folder import find_run
 from polyrl_cli.report.terminal import terminal
 
 ABSENT: Final = "-"
+SHOWN_CHARS: Final = 1000
+"""Of one value, some lines of a terminal; --json has all."""
 
 Row = tuple[str, list[str]]
 """A label, and one value per run."""
@@ -133,8 +135,12 @@ def comparison(title: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
     for name in names:
         table.add_column(Text(printable(name)), overflow="fold")
     for label, values in rows:
-        table.add_row(Text(printable(label)), *[Text(printable(value)) for value in values])
+        table.add_row(*[Text(_shortened(printable(text))) for text in (label, *values)])
     return table
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 
 def _draw(names: Sequence[str], facts: Sequence[RunFacts], file: Path) -> None:

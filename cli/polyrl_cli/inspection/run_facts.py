@@ -34,6 +34,10 @@ class LocalRunState(StrEnum):
 
 MAX_LEVELS: Final = 64
 """Of a file of a run, which may be anybody's; a manifest has 14."""
+MAX_SETTINGS: Final = 5_000
+"""Values of a manifest, which has some hundred; YAML takes a sixth of a millisecond to write one."""
+MAX_PATH_CHARS: Final = 512
+"""Of all keys above a setting together, by which it is named: a label's own has 317."""
 TRAINER_OUTCOMES: Final = {"done": LocalRunState.SUCCEEDED, "stopped": LocalRunState.INTERRUPTED}
 
 
@@ -65,7 +69,7 @@ class RunFacts:
 
 def read_facts(folder: RunFolder, now: float) -> RunFacts:
     """All of it; what cannot be read is left out, for a list of runs should not end at a broken one."""
-    job = _json(folder.job)
+    job = _settings(folder.job)
     started = folder.job.stat().st_mtime
     # An earlier start's summary has another name.
     ended = folder.summary.is_file()
@@ -129,6 +133,22 @@ def _json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) and _is_shallow(value) else {}
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """A manifest; one of more values, or longer keys, than anybody writes is as good as none."""
+    job = _json(file)
+    left: list[tuple[dict[str, Any] | list[Any], int]] = [(job, 0)]
+    values = 0
+    while left:
+        one, chars = left.pop()
+        values += len(one)
+        for key, below in one.items() if isinstance(one, dict) else [("", below) for below in one]:
+            if values > MAX_SETTINGS or chars + len(key) > MAX_PATH_CHARS:
+                return {}
+            if isinstance(below, dict | list):
+                left.append((below, chars + len(key)))
+    return job
 
 
 def _is_shallow(value: object) -> bool:

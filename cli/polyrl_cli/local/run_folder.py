@@ -54,6 +54,8 @@ READ_BYTES: Final = 1 << 30
 """Of a file of rows: those of a million steps. One without content may claim any size."""
 VALUE_BYTES: Final = 16 << 20
 """Of a file that is one value, as a manifest: of lists within lists Python makes twenty times as much."""
+JOB_BYTES: Final = 1 << 20
+"""Of a manifest: a ConfigMap, by which a cluster hands it on, holds no more."""
 BESIDE_JOURNAL: Final = ("-wal", "-shm", "-journal")
 """What SQLite reads with a journal, when it is there."""
 STATE: Final = "state.json"
@@ -123,6 +125,8 @@ class RunFolder:
         """None for what is not read whole: a journal, of which SQLite reads what it needs, and a model."""
         if file in self._rows() or file.name == STATE:
             return READ_BYTES
+        if file == self.job:
+            return JOB_BYTES
         return VALUE_BYTES if file.suffix == ".json" or file.parent == self.lock.parent else None
 
     def log_of(self, worker: str) -> Path:
