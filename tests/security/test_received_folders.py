@@ -353,7 +353,7 @@ class _Watched(dict[str, float]):
 
 @pytest.mark.parametrize("phase", ["rl", "eval"])
 def test_names_without_number_are_read_once(received: Path, phase: str) -> None:
-    """Each name was looked for in each row: 9 MB, a name of its own in each of 100,000 rows, was more than 40 s."""
+    """Each name was looked for in each row: 7 MB, a name of its own in each of 100,000 rows, was more than 40 s."""
     prefix = "reward" if phase == "rl" else "eval"
     names = [{f"{prefix}/{number}": 1.0} for number in range(100)]
     read = [rows.MetricsRow(1.0 + n, phase, step=n, values=_Watched(values)) for n, values in enumerate(names)]

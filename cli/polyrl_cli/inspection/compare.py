@@ -21,7 +21,7 @@ from polyrl_cli.local.run_folder import find_run
 from polyrl_cli.report.terminal import terminal
 
 ABSENT: Final = "-"
-SHOWN_CHARS: Final = 1000
+CELL_CHARS: Final = 1000
 """Of one value, some lines of a terminal; --json has all."""
 
 Row = tuple[str, list[str]]
@@ -140,7 +140,7 @@ def comparison(title: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
+    return text if len(text) <= CELL_CHARS else f"{text[:CELL_CHARS]}…"
 
 
 def _draw(names: Sequence[str], facts: Sequence[RunFacts], file: Path) -> None:
