@@ -16,6 +16,7 @@ from polyrl.cluster import names
 from polyrl.cluster.actions import Object
 from polyrl.control import PAGE_PATH, History, Waits
 from polyrl.errors import UNDECODABLE, RunFailed, UserError
+from polyrl.page.page import without_scripts
 from polyrl.status import ManagerStatus
 from polyrl.worker import Role
 from polyrl_cli.remote import ask_in_container
@@ -56,7 +57,8 @@ def page_of_job(job: str, options: ClusterOptions) -> str:
                     body += part
                     if len(body) > MAX_ANSWER_BYTES:
                         raise RunFailed(f"{job}: its manager sends something longer than a page")
-            return body.decode(errors="replace")
+            # A manager's image may be anybody's, and what it sends becomes a file that a browser opens.
+            return without_scripts(body.decode(errors="replace"))
 
     try:
         return asyncio.run(read())

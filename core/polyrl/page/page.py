@@ -42,6 +42,11 @@ def render_page(run: RunRecord) -> str:
     )
 
 
+def without_scripts(page: str) -> str:
+    """A page that another made, so that none of its scripts runs once it is a file: the first policy counts."""
+    return f'<!DOCTYPE html>\n<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">\n{page}'
+
+
 def _harmless(value: object) -> object:
     """Marks that turn the reading direction around would show another text than there is."""
     return type(value)(printable(value, lines=True)) if isinstance(value, str) else value

@@ -26,6 +26,7 @@ from polyrl.errors import PolyRLError, RunFailed, UserError
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.job import PolyRLJob
+from polyrl.page.page import without_scripts
 from polyrl_cli.model.get import get_from_cluster
 from polyrl_cli.page.live import PageServer
 from polyrl_cli.remote.cluster import ClusterOptions
@@ -243,6 +244,7 @@ async def test_the_page_and_the_picture_of_a_live_job_come_without_its_token(
 ) -> None:
     options = ClusterOptions(cluster.run.parent / "kubeconfig")
     page = await asyncio.wait_for(asyncio.to_thread(page_of_job, "job", options), STEP_S)
+    assert page.startswith(without_scripts(""))
     assert "0.625 → 0.625" in page
     assert "7 of" in page
     await asyncio.wait_for(asyncio.to_thread(show_job_top, "job", options, once=True), STEP_S)

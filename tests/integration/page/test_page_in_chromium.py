@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from polyrl.page.page import without_scripts
 from polyrl_cli.page.live import PageServer
 from polyrl_cli.page.page import make_page_of_run, write_page
 
@@ -59,3 +60,22 @@ def test_the_same_served_live(made_run: Callable[[int], Path]) -> None:
         assert asked == [server.url]
         browser.close()
         server.shutdown()
+
+
+@pytest.mark.parametrize("doctype", ["", "<!DOCTYPE html>"], ids=["bare", "page"])
+def test_no_script_of_a_page_that_another_made_runs(tmp_path: Path, doctype: str) -> None:
+    """A manager's image may be anybody's: what `report --on kubernetes` wrote was its own words."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    script = "document.title = 'taken'"
+    hostile = f'{doctype}<html><head><script>{script}</script></head><body onload="{script}">x'
+    titles = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for text in (hostile, without_scripts(hostile)):
+            page = browser.new_page()
+            page.goto(write_page(tmp_path / "page.html", text).as_uri())
+            titles.append(page.title())
+        browser.close()
+    assert titles == ["taken", ""]
