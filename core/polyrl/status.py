@@ -20,6 +20,8 @@ MAX_MESSAGE: Final = 4096
 """Characters of a trainer's closing message."""
 MAX_ENGINES: Final = 1280
 """More than a manifest allows, and those that begin while others end."""
+MAX_FETCHES: Final = 64
+"""Pods of a trainer that are told of while they fetch their model."""
 MAX_NUMBERS: Final = 128
 """Named numbers, and reasons."""
 MAX_STEPS: Final = 512
@@ -143,6 +145,27 @@ class FinishedStep(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         return round(self.engines)
 
 
+class FetchStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """How much of its model one of the trainer's pods has fetched, before its trainer begins."""
+
+    pod: _Name
+    place: _Name
+    """What is fetched, as the manifest names it."""
+    fetched: _Count
+    """Bytes that have come."""
+    total: _Count
+    """Bytes that there are; 0: that is not known."""
+
+    @property
+    def amount(self) -> str:
+        """For people, in steps of a tenth: `3.2 of 14.9 GB`."""
+        unit, size = next(one for one in _UNITS if max(self.fetched, self.total) >= one[1] or one is _UNITS[-1])
+        return f"{self.fetched / size:.1f} {f'of {self.total / size:.1f} ' if self.total else ''}{unit}"
+
+
+_UNITS: Final = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+
+
 class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The whole run at one moment."""
 
@@ -157,6 +180,8 @@ class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     weight_version: _Version = -1
     """Newest published."""
     trainer_connected: bool = False
+    fetches: Annotated[tuple[FetchStatus, ...], msgspec.Meta(max_length=MAX_FETCHES)] = ()
+    """Of the trainer's pods that fetch their model, or have since a trainer last greeted; the newest news last."""
     engines: Annotated[tuple[EngineStatus, ...], msgspec.Meta(max_length=MAX_ENGINES)] = ()
     engines_lost: _Count = 0
     """Whose lease ran out or whose connection ended without a Deregister."""

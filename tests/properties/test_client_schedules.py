@@ -105,6 +105,7 @@ class Site:
         self.session = TrainerSession(
             SimpleNamespace(send=self._route, traffic=SimpleNamespace(dropped=Counter())),  # type: ignore[arg-type]
             lambda message: self.stage.trainer(message).to_trainer,
+            lambda report: None,
         )
         self.saved = self.book = Book()
         self.processes: list[asyncio.Task[None]] = []

@@ -84,8 +84,10 @@ from polyrl.wire.trainer import (
     Fetch as Fetch,
     Fetched as Fetched,
     FetchedText as FetchedText,
+    FetchReport as FetchReport,
     FinishRun as FinishRun,
     FromTrainer as FromTrainer,
+    FromTrainerPod as FromTrainerPod,
     GroupDropped as GroupDropped,
     HeldGroup as HeldGroup,
     Late as Late,
@@ -162,7 +164,7 @@ def _decoder(messages: Any, limit: int = MAX_FRAME_BYTES) -> Callable[[Frame], A
 
 
 decode_to_agent: Final[Callable[[Frame], ToAgent]] = _decoder(ToAgent)
-decode_from_trainer: Final[Callable[[Frame], FromTrainer]] = _decoder(FromTrainer)
+decode_from_trainer: Final[Callable[[Frame], FromTrainerPod]] = _decoder(FromTrainerPod)
 decode_to_trainer: Final[Callable[[Frame], ToTrainer]] = _decoder(ToTrainer)
 decode_from_puller: Final[Callable[[Frame], FromPuller]] = _decoder(FromPuller)
 decode_from_peer: Final[Callable[[Frame], FromPeer]] = _decoder(FromPeer)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from polyrl.sample import DiscardReason, Group, Purpose, Response, Scored
+from polyrl.status import MAX_COUNT, MAX_NAME
 from polyrl.weights import WeightsRef
 from polyrl.wire.agent import Fenced, Message, shorten
 
@@ -377,6 +378,19 @@ class TrainerHeartbeat(Message, frozen=True, tag="tbeat"):
     """Sign of life, in either direction."""
 
 
+class FetchReport(Message, frozen=True, tag="fetching"):
+    """How much of its model a trainer's pod has, from what fetches it there before its trainer begins: no greeting
+    comes before, no answer follows, and one that is lost is made up for by the next."""
+
+    pod: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+    place: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+    """What is fetched, as the manifest names it."""
+    fetched: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+    """Bytes that have come."""
+    total: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+    """Bytes that there are; 0: that is not known."""
+
+
 FromTrainer: TypeAlias = (
     TrainerHello
     | Submit
@@ -395,6 +409,8 @@ FromTrainer: TypeAlias = (
     | FinishRun
     | TrainerHeartbeat
 )
+FromTrainerPod: TypeAlias = FromTrainer | FetchReport
+"""What comes to the manager's socket of trainers; the ledger sees what a trainer itself says."""
 ToTrainer: TypeAlias = (
     TrainerWelcome
     | Accepted

@@ -191,5 +191,6 @@ def _waking(status: ManagerStatus) -> tuple[object, ...]:
         status.weight_version,
         status.trainer_connected,
         status.finished,
+        tuple((fetch.pod, fetch.amount) for fetch in status.fetches),
         tuple((engine.name, engine.state) for engine in status.engines),
     )

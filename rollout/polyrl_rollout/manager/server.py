@@ -39,10 +39,11 @@ from polyrl.ledger.journal.durability import Outbox
 from polyrl.ledger.status import Wait
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.scaling import PricingSpec
-from polyrl.status import ManagerStatus
+from polyrl.status import MAX_FETCHES, FetchStatus, ManagerStatus
 from polyrl.wire import (
     AGENT_FRAME_BYTES,
     MAX_FRAME_BYTES,
+    FetchReport,
     FinishRun,
     FromAgent,
     FromTrainer,
@@ -114,6 +115,7 @@ class Manager:
         self._keys, self._run_epoch, self._listen = keys, run_epoch, listen
         self._clock_s, self._resumes, self._stays = clock_s, clock_s > 0, stays
         self._gathered = Effects()
+        self._fetches: dict[str, FetchStatus] = {}
         self._outbox, self._pauses = Outbox(), UpdatePauses()
         self._revoked = RevokedNames(None if journal is None else journal.path.with_suffix(".revoked"))
 
@@ -145,7 +147,7 @@ class Manager:
             lease_s=self._ledger.state.config.lease_s,
             revoked=self._revoked,
         )
-        self._trainer = TrainerSession(self._trainer_router, self._from_trainer)
+        self._trainer = TrainerSession(self._trainer_router, self._from_trainer, self._take_fetch)
         self._control = ControlService(self._ledger, self._run_epoch, self, self._history, self._job)
         await self._open_http()
         return self
@@ -242,10 +244,21 @@ class Manager:
         if not isinstance(message, TrainerHello):
             self._deliver(outcome)
             return ()
+        self._fetches.clear()
         self._keep(outcome)
         self._gathered.to_agents += outcome.to_agents
         self._flush_now()
         return outcome.to_trainer
+
+    def _take_fetch(self, report: FetchReport) -> None:
+        """For the status alone: nothing rests on it, so it is in no journal."""
+        self._fetches.pop(report.pod, None)
+        if len(self._fetches) >= MAX_FETCHES:
+            del self._fetches[next(iter(self._fetches))]
+        self._fetches[report.pod] = FetchStatus(
+            pod=report.pod, place=report.place, fetched=report.fetched, total=report.total
+        )
+        self._control.feed.note_change()
 
     def _deliver(self, outcome: Effects) -> None:
         self._keep(outcome)
@@ -359,7 +372,10 @@ class Manager:
 
     def complete(self, status: ManagerStatus) -> ManagerStatus:
         return msgspec.structs.replace(
-            status, trainer_connected=self._trainer.connected, delta_bytes=self._agents.delta_bytes
+            status,
+            trainer_connected=self._trainer.connected,
+            delta_bytes=self._agents.delta_bytes,
+            fetches=tuple(self._fetches.values()),
         )
 
     def _bind(self, domain: str, port: int, frame_bytes: int, unfinished_bytes: int | None = None) -> Router:

@@ -12,6 +12,7 @@ from polyrl.manifest.environment import FETCHED, MODEL_CLAIM
 from polyrl.manifest.recipe import ModelSpec
 from polyrl_trainer.data.fetched import cache_place, complete_at, fetch_files
 from polyrl_trainer.data.hub import WANTED, cached_folder, fetch_model, model_folder
+from polyrl_trainer.fetch.expected import bytes_come, expected_files
 
 FILES = {"config.json": b"{}", "model-1.safetensors": b"one" * 100, "deep/model-2.safetensors": b"two" * 100}
 FIELD = "recipe.model.path"
@@ -143,3 +144,23 @@ def test_fewer_bytes_than_there_are_is_no_file_and_what_is_being_changed_is_not_
     with pytest.raises(InvalidData, match=r"model-1\.safetensors of memory://.* did not come: 1 bytes came of 3"):
         fetch_files(uri, tmp_path, WANTED, FIELD)
     assert complete_at(uri, tmp_path) is None, "one file is new, the other is old"
+
+
+def test_what_has_come_is_counted_of_this_model_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a cache that many share, with what is under way."""
+    monkeypatch.setenv(FETCHED, str(tmp_path))
+    (tmp_path / "there/deep").mkdir(parents=True)
+    for name, content in FILES.items():
+        (tmp_path / "there" / name).write_bytes(content)
+    uri = f"file://{tmp_path}/there"
+    place, total = cache_place(uri, tmp_path / "stores"), sum(map(len, FILES.values()))
+    files = expected_files(ModelSpec(path=uri))
+    assert bytes_come(files) == (0, total)
+    (place / "deep").mkdir(parents=True)
+    (tmp_path / "stores/other.safetensors").write_bytes(b"x" * 1000)
+    (place / ".model-1.safetensors.cafe").write_bytes(b"o" * 10)
+    (place / ".model-1.safetensors.beef").write_bytes(b"o" * 20)
+    (place / "deep/model-2.safetensors").write_bytes(b"of another version")
+    assert bytes_come(files) == (20, total)
+    fetch_files(uri, tmp_path / "stores", WANTED, FIELD)
+    assert bytes_come(files) == (total, total)

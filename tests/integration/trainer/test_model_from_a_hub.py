@@ -167,6 +167,7 @@ def test_what_was_fetched_for_a_pod_is_all_that_its_trainer_asks_for(hub: Thread
     done = fetch(tmp_path, endpoint(hub), f"hf://ada/tiny@{COMMIT}", **fetched)
     assert done.returncode == 0, done.stderr
     assert '"event": "fetched"' in done.stderr
+    assert f'"of": {len(FILES["config.json"]) + len(FILES["model.safetensors"])},' in done.stderr, "as the Hub lists it"
     asked = len(Hub.asked)
     code, folder = find(tmp_path, endpoint(hub), f"hf://ada/tiny@{COMMIT}", **fetched)
     assert code == 0, folder

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -275,6 +276,11 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TRAINER,
+        wire.FetchReport("j-trainer-0-x", "hf://o/n", fetched=3, total=9),
+        "0195a86665746368696e67ad6a2d747261696e65722d302d78a868663a2f2f6f2f6e0309",
+    ),
+    (
+        TRAINER,
         wire.TrainerHeartbeat(),
         "0191a57462656174",
     ),
@@ -421,7 +427,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
 CONVERSATIONS = {
     AGENT: wire.FromAgent,
     TO_AGENT: wire.ToAgent,
-    TRAINER: wire.FromTrainer,
+    TRAINER: wire.FromTrainerPod,
     TO_TRAINER: wire.ToTrainer,
     PULLER: wire.FromPuller,
     PEER: wire.FromPeer,
@@ -517,17 +523,19 @@ def _fields_of(kind: type[Any]) -> st.SearchStrategy[list[Any]]:
     """Lists as msgspec reads them, random in every field of the kind's golden instance."""
     example = next(message for _, message, _ in GOLDEN if type(message) is kind)
     tag = kind.__struct_config__.tag
-    values = [_like(getattr(example, name)) for name in kind.__struct_fields__]
+    fields = msgspec.inspect.type_info(kind).fields  # type: ignore[attr-defined]
+    values = [_like(getattr(example, field.name), field.type) for field in fields]
     return st.tuples(*values).map(lambda fields: [tag, *fields])
 
 
-def _like(value: Any) -> st.SearchStrategy[Any]:
+def _like(value: Any, kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
     if isinstance(value, bool):
         return st.booleans()
     if isinstance(value, (Pool, Purpose, DiscardReason, Finish)):
         return st.sampled_from([member.value for member in type(value)])
     if isinstance(value, int):
-        return st.integers(-(2**63), 2**64 - 1)
+        low, high = getattr(kind, "ge", None), getattr(kind, "le", None)
+        return st.integers(-(2**63) if low is None else low, 2**64 - 1 if high is None else high)
     if isinstance(value, float):
         return st.floats(allow_nan=False)
     if isinstance(value, str):

@@ -56,7 +56,7 @@ def fetch_files(uri: str, cache: Path, wanted: tuple[str, ...], field: str) -> P
     folder = cache_place(uri, cache)
     try:
         files, root = fsspec.core.url_to_fs(uri)
-        there = _listed(files, root, wanted)
+        there = listed_files(files, root, wanted)
     except ImportError as error:
         package = PACKAGES.get(uri.partition("://")[0], "another package")
         raise InvalidData(f"{field}: {uri} needs {package}, which is not installed here") from error
@@ -74,7 +74,8 @@ def fetch_files(uri: str, cache: Path, wanted: tuple[str, ...], field: str) -> P
     return folder
 
 
-def _listed(files: Any, root: str, wanted: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+def listed_files(files: Any, root: str, wanted: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+    """Size and version of what there is below `root` of the `wanted` patterns, by name."""
     found = {}
     for place, entry in files.find(root, detail=True).items():
         name = PurePosixPath(place).relative_to(PurePosixPath(root)).as_posix()

@@ -44,11 +44,11 @@ def fetch_model(model: ModelSpec, manifest_dir: Path) -> Path | None:
         return cached_folder(model, manifest_dir)
     if model.is_claimed:
         raise InvalidData(f"recipe.model.path: {model.path} is a claim of a cluster; name a folder of this machine")
-    if (named := _named_on_a_hub(model)) is not None:
+    if (named := named_on_a_hub(model)) is not None:
         return _snapshot(*named)
     from polyrl_trainer.data.fetched import fetch_files  # what it stands on loads torch
 
-    return fetch_files(model.path, _cache(), WANTED, "recipe.model.path")
+    return fetch_files(model.path, stores_cache(), WANTED, "recipe.model.path")
 
 
 def cached_folder(model: ModelSpec, manifest_dir: Path) -> Path | None:
@@ -60,10 +60,10 @@ def cached_folder(model: ModelSpec, manifest_dir: Path) -> Path | None:
         return Path(os.environ[MODEL_CLAIM]) / below if MODEL_CLAIM in os.environ else None
     if not is_fetched(model, manifest_dir):
         return manifest_dir / model.path
-    if (named := _named_on_a_hub(model)) is None:
+    if (named := named_on_a_hub(model)) is None:
         from polyrl_trainer.data.fetched import complete_at
 
-        return complete_at(model.path, _cache())
+        return complete_at(model.path, stores_cache())
     try:
         from huggingface_hub.errors import LocalEntryNotFoundError
     except ModuleNotFoundError:
@@ -83,7 +83,7 @@ def is_fetched(model: ModelSpec, manifest_dir: Path) -> bool:
     return HUB_ID.fullmatch(path) is not None and not (manifest_dir / path).exists()
 
 
-def _named_on_a_hub(model: ModelSpec) -> tuple[str, str | None] | None:
+def named_on_a_hub(model: ModelSpec) -> tuple[str, str | None] | None:
     """OWNER/NAME and a revision; None for what is in a store."""
     path = model.path or ""
     if path.startswith(HUB_SCHEME):
@@ -92,7 +92,7 @@ def _named_on_a_hub(model: ModelSpec) -> tuple[str, str | None] | None:
     return (path, model.revision) if MODEL_URI.match(path) is None else None
 
 
-def _cache() -> Path:
+def stores_cache() -> Path:
     """Of object stores' files; huggingface_hub has one of its own."""
     if (named := os.environ.get(FETCHED)) is not None:
         return Path(named) / "stores"

@@ -16,8 +16,13 @@ import typer
 from polyrl.errors import InvalidData
 from polyrl.manifest.environment import FETCHED
 from polyrl.manifest.job import read_job
+from polyrl.manifest.recipe import ModelSpec
+from polyrl.status import MAX_NAME
+from polyrl.wire import FetchReport
 from polyrl.worker import TEMPORARY_EXIT
 from polyrl_trainer.data.hub import fetch_model, is_fetched
+from polyrl_trainer.fetch.expected import ExpectedFile, bytes_come, expected_files
+from polyrl_trainer.fetch.told_manager import ToldManager
 
 log = structlog.get_logger()
 
@@ -28,6 +33,9 @@ PROGRESS_S: Final = 10.0
 def main(
     job: Annotated[Path, typer.Option(help="The job, as JSON.")],
     manifest_dir: Annotated[Path, typer.Option(help="Folder that the manifest's relative paths start from.")],
+    manager_endpoints: Annotated[Path | None, typer.Option(help="Where the manager is, which is told.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="The trainer's key file, to tell it.")] = None,
+    pod: Annotated[str, typer.Option(help="Name of this pod.")] = "",
 ) -> None:
     """Fetch the job's model."""
     structlog.configure(
@@ -39,7 +47,8 @@ def main(
         log.info("nothing is to be fetched", path=model.path)
         return
     began, over = time.monotonic(), threading.Event()
-    threading.Thread(target=_report, args=(Path(os.environ[FETCHED]), over), daemon=True).start()
+    told = None if manager_endpoints is None or keys is None else ToldManager(manager_endpoints, keys)
+    threading.Thread(target=_report, args=(model, over, told, pod), daemon=True).start()
     try:
         folder = fetch_model(model, manifest_dir)
     except InvalidData as error:
@@ -50,10 +59,31 @@ def main(
     log.info("fetched", path=model.path, folder=str(folder), seconds=round(time.monotonic() - began, 1))
 
 
-def _report(cache: Path, over: threading.Event) -> None:
-    while not over.wait(PROGRESS_S):
-        size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file() and not path.is_symlink())
-        log.info("fetching", bytes=size)
+def _report(model: ModelSpec, over: threading.Event, told: ToldManager | None, pod: str) -> None:
+    """Says how much has come, now and every PROGRESS_S. Nothing of it can hold up or end what it tells of."""
+    files = _expected(model)
+    while True:
+        fetched, total = (_cached_bytes(), 0) if files is None else bytes_come(files)
+        log.info("fetching", bytes=fetched, of=total or None)
+        if told is not None:
+            told.tell(FetchReport(pod[:MAX_NAME], str(model.path)[:MAX_NAME], fetched=fetched, total=total))
+        if over.wait(PROGRESS_S):
+            break
+    if told is not None:
+        told.close()
+
+
+def _expected(model: ModelSpec) -> list[ExpectedFile] | None:
+    try:
+        return expected_files(model)
+    except Exception as error:  # noqa: BLE001 - of any library; what fetches from there says what is wrong
+        log.warning("how much there is to fetch is not known", reason=" ".join(str(error).split())[:MAX_NAME])
+        return None
+
+
+def _cached_bytes() -> int:
+    files = (path for path in Path(os.environ[FETCHED]).rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from polyrl.cluster.resources.owner import Settings
 from polyrl.cluster.resources.template import RESTRICTED, Fields
 from polyrl.manifest.environment import FETCHED, MODEL_CLAIM
 from polyrl.manifest.recipe import CLAIM_SCHEME, ModelSpec, RecipeSpec
+from polyrl.worker import Role
 
 FETCH_MODULE: Final = "polyrl_trainer.fetch"
 FETCH_RESOURCES: Final[Fields] = {"requests": {"cpu": "500m", "memory": "512Mi"}}
@@ -43,14 +44,20 @@ def model_environment(model: ModelSpec) -> dict[str, str]:
 
 
 def fetch_containers(
-    recipe: RecipeSpec, image: str, settings: Settings, volumes: tuple[pod.Mounted, ...]
+    recipe: RecipeSpec, image: str, settings: Settings, volumes: tuple[pod.Mounted, ...], *, tells: bool
 ) -> list[Fields]:
-    """The init container, where there may be something to fetch; `volumes` are the trainer's that it needs as well."""
+    """The init container, where there may be something to fetch; `volumes` are the trainer's that it needs as well.
+    One that `tells` the manager how much has come does so with the trainer's keys, which are among them."""
     model = recipe.model
     if not model.may_be_fetched:
         return []
-    argv = ("--job", f"{names.JOB_DIR}/job.json", "--manifest-dir", names.MANIFEST_DIR)
+    argv: tuple[str, ...] = ("--job", f"{names.JOB_DIR}/job.json", "--manifest-dir", names.MANIFEST_DIR)
+    if tells:
+        argv += ("--manager-endpoints", f"{names.JOB_DIR}/manager.json", "--pod", f"$({pod.POD_NAME_ENV})")
+        argv += ("--keys", f"{names.KEYS_DIR}/{names.KEY_FILES[Role.TRAINER][0]}")
     environment = pod.ENVIRONMENT | model_environment(model)
+    plain = [{"name": name, "value": value} for name, value in environment.items()]
+    pod_name = [pod.from_field(pod.POD_NAME_ENV, "metadata.name")] if tells else []
     secrets = [one for one in (recipe.env_secret, model.secret_ref) if one is not None]
     given = {"envFrom": [{"secretRef": {"name": one}} for one in secrets]} if secrets else {}
     return [
@@ -59,7 +66,7 @@ def fetch_containers(
             "image": image,
             "imagePullPolicy": settings.image_pull_policy,
             "command": [pod.PYTHON, "-m", FETCH_MODULE, *argv],
-            "env": [{"name": name, "value": value} for name, value in environment.items()],
+            "env": [*pod_name, *plain],
             **given,
             "resources": FETCH_RESOURCES,
             "volumeMounts": [one.mount() for one in volumes],

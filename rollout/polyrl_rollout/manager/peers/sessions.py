@@ -262,9 +262,15 @@ class AgentSessions:
 class TrainerSession:
     """Between the trainer's ROUTER and the ledger."""
 
-    def __init__(self, router: Router, decide: Callable[[wire.FromTrainer], Iterable[wire.ToTrainer]]) -> None:
-        """`decide` gives the ledger's answers to a greeting unsent, so that a refused one goes to its sender."""
-        self._router, self._decide = router, decide
+    def __init__(
+        self,
+        router: Router,
+        decide: Callable[[wire.FromTrainer], Iterable[wire.ToTrainer]],
+        on_fetch: Callable[[wire.FetchReport], None],
+    ) -> None:
+        """`decide` gives the ledger's answers to a greeting unsent, so that a refused one goes to its sender;
+        `on_fetch` takes what is told before there is a trainer."""
+        self._router, self._decide, self._on_fetch = router, decide, on_fetch
         self._trainer: bytes | None = None
         self._replaced: deque[bytes] = deque(maxlen=REPLACED_KEPT)
 
@@ -280,7 +286,9 @@ class TrainerSession:
         except ProtocolError:
             self._router.traffic.dropped["undecodable"] += 1
             return
-        if isinstance(message, wire.TrainerHello):
+        if isinstance(message, wire.FetchReport):
+            self._on_fetch(message)
+        elif isinstance(message, wire.TrainerHello):
             self._greet(identity, message)
         elif identity != self._trainer:
             self._router.send(identity, wire.encode(wire.Fenced("this trainer has not greeted, or another has since")))

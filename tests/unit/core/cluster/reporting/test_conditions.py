@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from polyrl.cluster.actions import ReconcileResult, RecordEvent
 from polyrl.cluster.observation.facts import PodPhase
@@ -14,6 +15,7 @@ from polyrl.cluster.reporting.conditions import SHORTEST_STALL_S
 from polyrl.cluster.state import LastSeenPod, ReconcileState, Refusal
 from polyrl.cluster.timestamps import millisecond, second
 from polyrl.sample import Pool
+from polyrl.status import FetchStatus
 from polyrl.testing.fake_operator import SETTINGS
 from polyrl.worker import Role
 
@@ -85,6 +87,25 @@ def test_a_model_that_is_fetched_is_progress(build: Any) -> None:
     assert message.endswith("; kubectl logs j-trainer-0-x -c fetch tells how much has come")
     done = result(build, pods=(replace(pod, fetching=False),), trainer=build.trainer(ready=0))
     assert reasons(done)["TrainerReady"] == ("False", "Starting")
+
+
+def test_a_fetch_says_how_much_has_come_as_its_pod_told_the_manager(build: Any) -> None:
+    pods = tuple(build.pod(f"j-trainer-{n}-x", Role.TRAINER, phase=PodPhase.PENDING, fetching=True) for n in range(2))
+    told = FetchStatus(pod="j-trainer-1-x", place="hf://o/n", fetched=3_210_000_000, total=14_900_000_000)
+    others = replace_struct(told, pod="j-trainer-9-x", fetched=1)
+    manager = build.manager(fetches=(others, told))
+    found = result(build, pods=pods, trainer=build.trainer(ready=0), manager=manager)
+    (message,) = [one.message for one in found.status.conditions if one.type == "TrainerReady"]
+    path = build.job().spec.recipe.model.path
+    assert message == f"j-trainer-1-x has fetched 3.2 of 14.9 GB of {path}"
+
+
+@pytest.mark.parametrize(
+    ("fetched", "total", "amount"),
+    [(0, 0, "0.0 kB"), (2_500_000, 0, "2.5 MB"), (0, 1_200, "0.0 of 1.2 kB"), (999, 2 * 10**9, "0.0 of 2.0 GB")],
+)
+def test_an_amount_is_said_in_the_unit_of_the_whole(fetched: int, total: int, amount: str) -> None:
+    assert FetchStatus(pod="p", place="x", fetched=fetched, total=total).amount == amount
 
 
 def test_rollouts_wait_for_an_image(build: Any) -> None:

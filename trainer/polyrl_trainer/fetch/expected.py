@@ -1,0 +1,65 @@
+"""What belongs to a model that is fetched, as its Hub or store lists it, and how much of that has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from glob import escape
+from pathlib import Path
+
+from polyrl.manifest.recipe import ModelSpec
+from polyrl_trainer.data.hub import WANTED, named_on_a_hub, stores_cache
+
+
+@dataclass(frozen=True)
+class ExpectedFile:
+    """One file of a model: where it will lie, how large, and the pattern of what has come of it beside that place."""
+
+    path: Path
+    size: int
+    parts: str
+
+    def come(self) -> int:
+        """Bytes of it that are here; several may fetch it at a time, and the largest part counts."""
+        with suppress(OSError):
+            if self.path.exists() and self.path.stat().st_size == self.size:
+                return self.size
+            parts = [part.stat().st_size for part in self.path.parent.glob(self.parts)]
+            return min(self.size, max(parts, default=0))
+        return 0
+
+
+def bytes_come(files: Sequence[ExpectedFile]) -> tuple[int, int]:
+    """How many bytes are here, of how many."""
+    return sum(file.come() for file in files), sum(file.size for file in files)
+
+
+def expected_files(model: ModelSpec) -> list[ExpectedFile]:
+    """The model's files. Raises whatever a Hub or store answers with."""
+    if (named := named_on_a_hub(model)) is not None:
+        return _of_a_hub(*named)
+    import fsspec
+
+    from polyrl_trainer.data.fetched import cache_place, listed_files
+
+    uri = str(model.path)
+    files, root = fsspec.core.url_to_fs(uri)
+    folder = cache_place(uri, stores_cache())
+    places = ((folder / name, size) for name, (size, _) in listed_files(files, root, WANTED).items())
+    return [ExpectedFile(path, size, f".{escape(path.name)}.*") for path, size in places]
+
+
+def _of_a_hub(name: str, revision: str | None) -> list[ExpectedFile]:
+    from huggingface_hub import HfApi, RepoFile
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    blobs = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model") / "blobs"
+    found = []
+    for file in HfApi().list_repo_tree(name, recursive=True, revision=revision):
+        if isinstance(file, RepoFile) and any(fnmatch(file.path, pattern) for pattern in WANTED):
+            blob = file.blob_id if file.lfs is None else file.lfs.sha256
+            found.append(ExpectedFile(blobs / blob, file.size, f"{blob}.*incomplete"))
+    return found
