@@ -21,7 +21,7 @@ MAX_MESSAGE: Final = 4096
 MAX_ENGINES: Final = 1280
 """More than a manifest allows, and those that begin while others end."""
 MAX_FETCHES: Final = 64
-"""Pods of a trainer that are told of while they fetch their model."""
+"""Pods of a trainer that are known to fetch their model."""
 MAX_NUMBERS: Final = 128
 """Named numbers, and reasons."""
 MAX_STEPS: Final = 512

@@ -22,7 +22,7 @@ from polyrl.wire import FetchReport
 from polyrl.worker import TEMPORARY_EXIT
 from polyrl_trainer.data.hub import fetch_model, is_fetched
 from polyrl_trainer.fetch.expected import ExpectedFile, bytes_come, expected_files
-from polyrl_trainer.fetch.told_manager import ToldManager
+from polyrl_trainer.fetch.to_manager import ToManager
 
 log = structlog.get_logger()
 
@@ -33,8 +33,8 @@ PROGRESS_S: Final = 10.0
 def main(
     job: Annotated[Path, typer.Option(help="The job, as JSON.")],
     manifest_dir: Annotated[Path, typer.Option(help="Folder that the manifest's relative paths start from.")],
-    manager_endpoints: Annotated[Path | None, typer.Option(help="Where the manager is, which is told.")] = None,
-    keys: Annotated[Path | None, typer.Option(help="The trainer's key file, to tell it.")] = None,
+    manager_endpoints: Annotated[Path | None, typer.Option(help="Where the manager is, which gets reports.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="The trainer's key file, for reports.")] = None,
     pod: Annotated[str, typer.Option(help="Name of this pod.")] = "",
 ) -> None:
     """Fetch the job's model."""
@@ -47,8 +47,8 @@ def main(
         log.info("nothing is to be fetched", path=model.path)
         return
     began, over = time.monotonic(), threading.Event()
-    told = None if manager_endpoints is None or keys is None else ToldManager(manager_endpoints, keys)
-    threading.Thread(target=_report, args=(model, over, told, pod), daemon=True).start()
+    reports = None if manager_endpoints is None or keys is None else ToManager(manager_endpoints, keys)
+    threading.Thread(target=_report, args=(model, over, reports, pod), daemon=True).start()
     try:
         folder = fetch_model(model, manifest_dir)
     except InvalidData as error:
@@ -59,18 +59,18 @@ def main(
     log.info("fetched", path=model.path, folder=str(folder), seconds=round(time.monotonic() - began, 1))
 
 
-def _report(model: ModelSpec, over: threading.Event, told: ToldManager | None, pod: str) -> None:
-    """Says how much has come, now and every PROGRESS_S. Nothing of it can hold up or end what it tells of."""
+def _report(model: ModelSpec, over: threading.Event, reports: ToManager | None, pod: str) -> None:
+    """Says how much has come, now and every PROGRESS_S. Nothing of it can hold up or end the fetch."""
     files = _expected(model)
     while True:
         fetched, total = (_cached_bytes(), 0) if files is None else bytes_come(files)
         log.info("fetching", bytes=fetched, of=total or None)
-        if told is not None:
-            told.tell(FetchReport(pod[:MAX_NAME], str(model.path)[:MAX_NAME], fetched=fetched, total=total))
+        if reports is not None:
+            reports.report(FetchReport(pod[:MAX_NAME], str(model.path)[:MAX_NAME], fetched=fetched, total=total))
         if over.wait(PROGRESS_S):
             break
-    if told is not None:
-        told.close()
+    if reports is not None:
+        reports.close()
 
 
 def _expected(model: ModelSpec) -> list[ExpectedFile] | None:

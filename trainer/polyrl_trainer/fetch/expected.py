@@ -48,7 +48,7 @@ def expected_files(model: ModelSpec) -> list[ExpectedFile]:
     files, root = fsspec.core.url_to_fs(uri)
     folder = cache_place(uri, stores_cache())
     places = ((folder / name, size) for name, (size, _) in listed_files(files, root, WANTED).items())
-    return [ExpectedFile(path, size, f".{escape(path.name)}.*") for path, size in places]
+    return [ExpectedFile(path, size, parts=f".{escape(path.name)}.*") for path, size in places]
 
 
 def _of_a_hub(name: str, revision: str | None) -> list[ExpectedFile]:
@@ -61,5 +61,5 @@ def _of_a_hub(name: str, revision: str | None) -> list[ExpectedFile]:
     for file in HfApi().list_repo_tree(name, recursive=True, revision=revision):
         if isinstance(file, RepoFile) and any(fnmatch(file.path, pattern) for pattern in WANTED):
             blob = file.blob_id if file.lfs is None else file.lfs.sha256
-            found.append(ExpectedFile(blobs / blob, file.size, f"{blob}.*incomplete"))
+            found.append(ExpectedFile(blobs / blob, file.size, parts=f"{blob}.*incomplete"))
     return found

@@ -129,8 +129,8 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
         return _draft(False, ConditionReason.CRASH_LOOP, f"the trainer failed {job.failed} times and starts again")
     if fetching := [pod.name for pod in assessment.ctx.facts.of_role(Role.TRAINER) if pod.fetching]:
         path, log = str(assessment.ctx.spec.recipe.model.path)[:REASON_LENGTH], f"kubectl logs {fetching[0]}"
-        told = assessment.ctx.manager_status.fetches if assessment.ctx.manager_status is not None else ()
-        known = next((fetch for pod in fetching for fetch in told if fetch.pod == pod), None)
+        reports = assessment.ctx.manager_status.fetches if assessment.ctx.manager_status is not None else ()
+        known = next((fetch for pod in fetching for fetch in reports if fetch.pod == pod), None)
         message = (
             f"{fetching[0]} fetches {path}; {log} -c {FETCH_CONTAINER} tells how much has come"
             if known is None

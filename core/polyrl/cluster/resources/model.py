@@ -44,20 +44,20 @@ def model_environment(model: ModelSpec) -> dict[str, str]:
 
 
 def fetch_containers(
-    recipe: RecipeSpec, image: str, settings: Settings, volumes: tuple[pod.Mounted, ...], *, tells: bool
+    recipe: RecipeSpec, image: str, settings: Settings, volumes: tuple[pod.Mounted, ...], *, reports: bool
 ) -> list[Fields]:
     """The init container, where there may be something to fetch; `volumes` are the trainer's that it needs as well.
-    One that `tells` the manager how much has come does so with the trainer's keys, which are among them."""
+    One that `reports` to the manager how much has come has the trainer's keys, which are among them."""
     model = recipe.model
     if not model.may_be_fetched:
         return []
     argv: tuple[str, ...] = ("--job", f"{names.JOB_DIR}/job.json", "--manifest-dir", names.MANIFEST_DIR)
-    if tells:
+    if reports:
         argv += ("--manager-endpoints", f"{names.JOB_DIR}/manager.json", "--pod", f"$({pod.POD_NAME_ENV})")
         argv += ("--keys", f"{names.KEYS_DIR}/{names.KEY_FILES[Role.TRAINER][0]}")
     environment = pod.ENVIRONMENT | model_environment(model)
     plain = [{"name": name, "value": value} for name, value in environment.items()]
-    pod_name = [pod.from_field(pod.POD_NAME_ENV, "metadata.name")] if tells else []
+    pod_name = [pod.from_field(pod.POD_NAME_ENV, "metadata.name")] if reports else []
     secrets = [one for one in (recipe.env_secret, model.secret_ref) if one is not None]
     given = {"envFrom": [{"secretRef": {"name": one}} for one in secrets]} if secrets else {}
     return [

@@ -204,8 +204,8 @@ def _trainer_template(owner: Owner) -> Fields:
         ours["env"].insert(0, pod.from_field(pod.POD_NAME_ENV, "metadata.name"))
         ours["command"] = _with_engines(spec, workers.trainer, workers.reserved)
         ours["resources"] = WITH_ENGINE_RESOURCES
-    tells = workers.manager is not None
-    read = (*sources, *keys) if tells else sources
+    reports = workers.manager is not None
+    read = (*sources, *keys) if reports else sources
     parts = pod.PodParts(
         role=Role.TRAINER,
         container=ours,
@@ -216,7 +216,7 @@ def _trainer_template(owner: Owner) -> Fields:
         annotations=pod.KEPT,
         priority_class=settings.trainer_priority_class,
         subdomain=names.trainer_name(owner.name),
-        before=model.fetch_containers(spec.recipe, settings.trainer_image, settings, volumes=read, tells=tells),
+        before=model.fetch_containers(spec.recipe, settings.trainer_image, settings, volumes=read, reports=reports),
     )
     return pod.pod_template(owner, parts, spec.trainer.template)
 

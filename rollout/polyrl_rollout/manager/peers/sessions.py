@@ -269,7 +269,7 @@ class TrainerSession:
         on_fetch: Callable[[wire.FetchReport], None],
     ) -> None:
         """`decide` gives the ledger's answers to a greeting unsent, so that a refused one goes to its sender;
-        `on_fetch` takes what is told before there is a trainer."""
+        `on_fetch` takes what comes before there is a trainer."""
         self._router, self._decide, self._on_fetch = router, decide, on_fetch
         self._trainer: bytes | None = None
         self._replaced: deque[bytes] = deque(maxlen=REPLACED_KEPT)

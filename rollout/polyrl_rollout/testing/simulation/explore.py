@@ -28,6 +28,7 @@ from polyrl.sample import Response
 from polyrl.wire import (
     Assign,
     Batch,
+    FetchReport,
     Heartbeat,
     Hello,
     ToTrainer,
@@ -229,6 +230,7 @@ def _agent_speaks(scene: Scene, which: int) -> None:
 
 def _trainer_speaks(scene: Scene) -> None:
     message = decode_from_trainer(scene.trainer.outbox.pop(0))
+    assert not isinstance(message, FetchReport), "nothing is fetched here"
     _settle(scene, Ledger(CONFIG, scene.state).from_trainer(message, scene.now))
 
 

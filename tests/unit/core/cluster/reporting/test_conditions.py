@@ -89,11 +89,11 @@ def test_a_model_that_is_fetched_is_progress(build: Any) -> None:
     assert reasons(done)["TrainerReady"] == ("False", "Starting")
 
 
-def test_a_fetch_says_how_much_has_come_as_its_pod_told_the_manager(build: Any) -> None:
+def test_a_fetch_says_how_much_has_come_as_its_pod_reported(build: Any) -> None:
     pods = tuple(build.pod(f"j-trainer-{n}-x", Role.TRAINER, phase=PodPhase.PENDING, fetching=True) for n in range(2))
-    told = FetchStatus(pod="j-trainer-1-x", place="hf://o/n", fetched=3_210_000_000, total=14_900_000_000)
-    others = replace_struct(told, pod="j-trainer-9-x", fetched=1)
-    manager = build.manager(fetches=(others, told))
+    ours = FetchStatus(pod="j-trainer-1-x", place="hf://o/n", fetched=3_210_000_000, total=14_900_000_000)
+    others = replace_struct(ours, pod="j-trainer-9-x", fetched=1)
+    manager = build.manager(fetches=(others, ours))
     found = result(build, pods=pods, trainer=build.trainer(ready=0), manager=manager)
     (message,) = [one.message for one in found.status.conditions if one.type == "TrainerReady"]
     path = build.job().spec.recipe.model.path
@@ -103,6 +103,7 @@ def test_a_fetch_says_how_much_has_come_as_its_pod_told_the_manager(build: Any) 
 @pytest.mark.parametrize(
     ("fetched", "total", "amount"),
     [(0, 0, "0.0 kB"), (2_500_000, 0, "2.5 MB"), (0, 1_200, "0.0 of 1.2 kB"), (999, 2 * 10**9, "0.0 of 2.0 GB")],
+    ids=["nothing", "an unknown whole", "little", "much"],
 )
 def test_an_amount_is_said_in_the_unit_of_the_whole(fetched: int, total: int, amount: str) -> None:
     assert FetchStatus(pod="p", place="x", fetched=fetched, total=total).amount == amount

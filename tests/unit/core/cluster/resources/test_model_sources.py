@@ -65,16 +65,16 @@ def test_what_is_elsewhere_is_fetched_before_the_trainer_by_whoever_has_the_cred
     assert not [path for path in mounts(fetch) if path in ("/polyrl/engine-keys", "/polyrl/run")]
 
 
-@pytest.mark.parametrize("tells", [True, False], ids=["a manager", "no manager"])
-def test_a_fetch_tells_the_manager_if_there_is_one_and_has_keys_for_nothing_else(tells: bool) -> None:
-    sft = {} if tells else {"mode": "sft", "data": {"sft": [{"path": "x.jsonl"}]}, "sft": {"steps": 1}}
-    sft |= {} if tells else {"reward": None, "algorithm": {"steps": None}}
+@pytest.mark.parametrize("reports", [True, False], ids=["a manager", "no manager"])
+def test_a_fetch_tells_the_manager_if_there_is_one_and_has_keys_for_nothing_else(reports: bool) -> None:
+    sft = {} if reports else {"mode": "sft", "data": {"sft": [{"path": "x.jsonl"}]}, "sft": {"steps": 1}}
+    sft |= {} if reports else {"reward": None, "algorithm": {"steps": None}}
     (fetch,) = pod_of({"path": "owner/name"}, recipe=sft)["initContainers"]
-    told = ["--manager-endpoints", "/polyrl/job/manager.json", "--pod", "$(POLYRL_POD_NAME)"]
-    told += ["--keys", "/polyrl/keys/trainer.key"]
-    assert fetch["command"][7:] == (told if tells else [])
-    assert ("/polyrl/keys" in mounts(fetch)) is tells
-    assert ("POLYRL_POD_NAME" in [one["name"] for one in fetch["env"]]) is tells
+    words = ["--manager-endpoints", "/polyrl/job/manager.json", "--pod", "$(POLYRL_POD_NAME)"]
+    words += ["--keys", "/polyrl/keys/trainer.key"]
+    assert fetch["command"][7:] == (words if reports else [])
+    assert ("/polyrl/keys" in mounts(fetch)) is reports
+    assert ("POLYRL_POD_NAME" in [one["name"] for one in fetch["env"]]) is reports
 
 
 def test_a_users_image_variables_and_cache_are_those_of_the_fetch_but_not_its_gpus() -> None:
