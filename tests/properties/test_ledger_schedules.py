@@ -38,6 +38,8 @@ BROKEN_ONCE = {
     1325567: "the same, beside an engine that was measured as slow and had been idle since",
     5000367: "evaluations were taken for batches that are learned, by the checker",
     5002245: "all waited for the trainer to learn, which was sooner than an idle slow engine: the checker's error",
+    5002250: "an engine that was given up while it was frozen woke by an order from before: the checker's error",
+    5050406: "a slow engine had recovered while it was idle, which the checker knew and the ledger could not",
     6000222: "a window of a hundred short turns, whose messages took longer than their tokens: the audit counted none",
     1413528: "the manager was away, and its absence counted as the time that engines took for their tokens",
 }

@@ -238,7 +238,7 @@ class World:
 
     def rests(self, engine: str, *, asleep: bool) -> None:
         """An engine on the trainer's devices holds no memory there from now on, or takes it again."""
-        wrong = self.devices.rests(engine, asleep=asleep)
+        wrong = self.devices.rests(engine, self.manager.ledger.state.engines.keys(), asleep=asleep)
         # A manager that has lost its journal does not know that the trainer learns.
         if all(fault.kind != "journalLoss" for fault in self.schedule.faults):
             self._check(wrong)

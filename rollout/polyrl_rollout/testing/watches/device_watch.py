@@ -15,13 +15,15 @@ class DeviceWatch:
         """The trainer learns where there is no room beside engines."""
         self._holding: set[str] = set()
 
-    def rests(self, engine: str, *, asleep: bool) -> str:
-        """An engine that can sleep holds no memory from now on, or takes it again."""
+    def rests(self, engine: str, leased: Set[str], *, asleep: bool) -> str:
+        """An engine that can sleep holds no memory from now on, or takes it again. One that was frozen until the ledger
+        gave it up may still follow an order from before: nobody can keep it from that."""
         if asleep:
             self._holding.discard(engine)
             return ""
         self._holding.add(engine)
-        return f"{engine} wakes while the trainer needs its device" if self.learns_alone else ""
+        wrong = self.learns_alone and engine in leased
+        return f"{engine} wakes while the trainer needs its device" if wrong else ""
 
     def happened(self, events: Iterable[Event], leased: Set[str]) -> str:
         """The ledger has decided this; `leased`: engines that it believes in."""

@@ -36,6 +36,8 @@ class WorkConservation:
         self._max_turns = max_turns
         self._paces: dict[str, Callable[[], float]] = {}
         """What engines really take for a token."""
+        self._shown: dict[str, tuple[float, float]] = {}
+        """When an engine last gave a token, and what it really took for one then: of later changes nobody knows."""
         self._room_since: dict[tuple[str, int], float] = {}
         """By engine and group: since when it could take any waiting sample of the group."""
         self._slow_since: dict[tuple[int, str], float] = {}
@@ -47,6 +49,7 @@ class WorkConservation:
 
     def idle(self, state: LedgerState, silent: Set[str], now: float) -> str:
         """What idles for too long, in a sentence; empty: nothing. `silent`: engines that may be passed over."""
+        self._note_paces(state)
         room, slow = self._room_since, self._slow_since
         able = [engine for engine in state.engines.values() if engine.name not in silent and _is_sound(engine)]
         # While the trainer learns, a sample may wait for the engines that have its devices afterwards.
@@ -74,12 +77,17 @@ class WorkConservation:
                 return f"{one.sample} runs on {one.engine}, and {name} has idled for {now - since:.1f} s, far faster"
         return ""
 
+    def _note_paces(self, state: LedgerState) -> None:
+        for name, engine in state.engines.items():
+            if name not in self._shown or self._shown[name][0] != engine.token_at:
+                self._shown[name] = engine.token_at, self._paces[name]()
+
     def _is_slow(self, state: LedgerState, one: Assignment) -> bool:
         slow = self._paces[one.engine]() >= SLOW_STEP_S and not (one.recall_cause or state.queue)
         return slow and state.engines[one.engine].step_scale > 0
 
     def _is_far_better(self, state: LedgerState, engine: LeasedEngine, one: Assignment) -> bool:
-        faster = self._paces[engine.name]() * SLOW_TIMES <= self._paces[one.engine]()
+        faster = self._shown[engine.name][1] * SLOW_TIMES <= self._paces[one.engine]()
         sample = state.samples[one.sample]
         free = not engine.occupied and engine.step_scale > 0 and engine.name != sample.avoid
         return faster and free and self._takes(state, engine, sample.group, [one.sample])
