@@ -16,6 +16,7 @@ from pathlib import Path
 import fsspec
 import msgspec
 import pytest
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from polyrl.errors import InvalidData, Superseded
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, read_checkpoint
@@ -181,7 +182,9 @@ def test_names_that_lead_out_of_a_checkpoint_are_refused(
     assert not list(tmp_path.rglob("outside"))
 
 
-@pytest.mark.parametrize("name", [".trainer.7", ".7", "other.7"])
+@pytest.mark.parametrize(
+    "name", [".trainer.7", ".7", "other.7", "sft-step-000009", "...-step-", ".unfinished-x-step-1.7"]
+)
 def test_what_has_no_checkpoints_name_is_none(run: Callable[[str], Checkpoints], uri: str, name: str) -> None:
     """Its name would be that of a file of ours, or of the folder itself."""
     save(run("first"), 1)
@@ -194,6 +197,25 @@ def test_what_has_no_checkpoints_name_is_none(run: Callable[[str], Checkpoints],
     assert local(second) == ["sft-step-000001"]
     save(second, 2)
     assert there(uri)[-1] == "sft-step-000002.2"
+    assert files.exists(f"{root}/{name}/{COMPLETE}"), "what somebody put there by hand is not ours to remove"
+
+
+def test_a_file_that_is_longer_than_its_seal_says_ends_where_it_should(
+    run: Callable[[str], Checkpoints], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(run("first"), 1)
+    files = fsspec.core.url_to_fs(uri)[0]
+    wrote = []
+
+    def without_end(self: object, at: str, to: str, callback: Callback = DEFAULT_CALLBACK, **more: object) -> None:
+        for _ in range(100):
+            wrote.append(Path(to).write_bytes(b"x" * 2**20))
+            callback.relative_update(2**20)
+
+    monkeypatch.setattr(type(files), "get_file", without_end)
+    with pytest.raises(OSError, match="more bytes came than"):
+        run("second")
+    assert len(wrote) == 1
 
 
 def test_a_file_that_is_not_what_was_put_there_is_named(run: Callable[[str], Checkpoints], uri: str) -> None:

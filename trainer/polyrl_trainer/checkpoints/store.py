@@ -11,6 +11,7 @@ are those of the library behind the URI's scheme, by environment variables or th
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -26,10 +27,22 @@ R = TypeVar("R")
 
 FIELD: Final = "recipe.checkpoint.uri"
 WRITER: Final = ".trainer"
-STEP_INFIX: Final = "-step-"
-"""In the name of every checkpoint."""
+NAME: Final = re.compile(r"[a-z][a-z-]*-step-[0-9]{1,18}[.][0-9]{1,18}")
+"""Of a checkpoint in a store; what is called otherwise, as a copy that somebody put there by hand, is not ours."""
 PACKAGES: Final = {"s3": "polyrl[s3]", "s3a": "polyrl[s3]", "gs": "polyrl[gcs]", "gcs": "polyrl[gcs]"}
 """What speaks to a scheme, beside those that need nothing."""
+
+
+class AtMost(fsspec.callbacks.Callback):  # type: ignore[misc]
+    """Ends a transfer that brings more than was said, so that a store which lies fills no disk."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def call(self, hook_name: str | None = None, **more: object) -> None:
+        if self.value > self._most:
+            raise OSError(f"more bytes came than {self._most}")
 
 
 def name_in_store(name: str, seal: Seal) -> str:
@@ -85,7 +98,8 @@ class CheckpointStore:
         for file, expected in seal.files.items():
             _refuse_path(f"{self._uri}/{name}", file)
             (into / file).parent.mkdir(parents=True, exist_ok=True)
-            self._asked(partial(self._files.get_file, self._at(name, file), str(into / file)))
+            at_most = AtMost(expected.size)
+            self._asked(partial(self._files.get_file, self._at(name, file), str(into / file), callback=at_most))
             check_file(into / file, expected)
         write_synced(into / COMPLETE, msgspec.json.encode(seal))
 
@@ -110,7 +124,7 @@ class CheckpointStore:
 
     def _folders(self) -> list[str]:
         found = self._files.ls(self._root, detail=False)
-        return [name for place in found if STEP_INFIX in (name := PurePosixPath(place).name)]
+        return [name for place in found if NAME.fullmatch(name := PurePosixPath(place).name)]
 
     def _remove(self, name: str) -> None:
         if self._files.exists(self._at(name, COMPLETE)):
@@ -122,7 +136,7 @@ class CheckpointStore:
         self._files.invalidate_cache()
         found = dict[str, Seal]()
         for place in self._files.glob(f"{self._root}/*/{COMPLETE}"):
-            if STEP_INFIX not in (name := PurePosixPath(place).parent.name):
+            if NAME.fullmatch(name := PurePosixPath(place).parent.name) is None:
                 continue  # under another name it would be taken for a file of ours
             try:
                 seal = msgspec.json.decode(self._files.cat_file(place), type=Seal)

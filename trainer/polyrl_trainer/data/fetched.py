@@ -10,7 +10,7 @@ several at a time do no harm. What is here already serves while the store does n
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -22,13 +22,15 @@ import xxhash
 
 from polyrl.errors import UNDECODABLE, InvalidData
 from polyrl_trainer.checkpoints import replace_file, sync
-from polyrl_trainer.checkpoints.store import PACKAGES
+from polyrl_trainer.checkpoints.store import PACKAGES, AtMost
 
 log = structlog.get_logger()
 
 NOTES: Final = ".fetched.json"
 VERSIONS: Final = ("ETag", "etag", "md5Hash", "generation", "mtime", "created")
 """What stores call a file's version; the first that is there counts."""
+MAX_FILES: Final = 2_048
+"""Of one model, whose shards are hundreds at most: with each file that comes the notes of all are written anew."""
 
 
 class Notes(msgspec.Struct):
@@ -67,11 +69,21 @@ def fetch_files(uri: str, cache: Path, wanted: tuple[str, ...], field: str) -> P
         raise InvalidData(f"{field}: {uri} cannot be read: {_short(error)}") from error
     if not there:
         raise InvalidData(f"{field}: {uri} holds no file of a model ({', '.join(wanted)})")
-    # Keys of an object store are any text, and a stranger's store is fetched as well.
-    if (outside := next((name for name in there if ".." in PurePosixPath(name).parts), None)) is not None:
-        raise InvalidData(f"{field}: {uri} names {outside!r}, which lies outside of it")
+    _refuse(there, f"{field}: {uri}")
     _fetch(files, root, there, folder, notes=_notes(folder, uri), field=field)
     return folder
+
+
+def _refuse(there: Iterable[str], begin: str) -> None:
+    """Keys of an object store are any text, and a stranger's store is fetched as well. Raises InvalidData."""
+    names = list(there)
+    if len(names) > MAX_FILES:
+        raise InvalidData(f"{begin} holds {len(names)} files of a model, of which {MAX_FILES} are read at most")
+    for name in names:
+        if ".." in PurePosixPath(name).parts:
+            raise InvalidData(f"{begin} names {name!r}, which lies outside of it")
+        if not name.isprintable() or name == NOTES:
+            raise InvalidData(f"{begin} names {name!r}, which is no name of a model's file; rename it there")
 
 
 def listed_files(files: Any, root: str, wanted: tuple[str, ...]) -> dict[str, tuple[int, str]]:
@@ -108,7 +120,7 @@ def _fetch_file(files: Any, source: str, path: Path, size: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        files.get_file(source, str(part))
+        files.get_file(source, str(part), callback=AtMost(size))
         found = part.stat().st_size
         if found != size:
             raise OSError(f"{found} bytes came of {size}")
