@@ -87,9 +87,12 @@ class SharedFolder:
 
 
 def sweep(base: Path) -> None:
-    """Removes folders whose agents were all killed: their lock is free. Folders of other users are left alone."""
+    """Removes folders whose agents were all killed: their lock is free. Folders of other users, and what they may
+    change, are left alone: who removes it follows where they lead."""
     for folder in base.glob(f"{PREFIX}*"):
         try:
+            if not _is_private(folder):
+                continue
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
             continue

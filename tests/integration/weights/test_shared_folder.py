@@ -23,6 +23,7 @@ from polyrl.wire import GetChunk, GetLent
 from polyrl_rollout.weights import puller as pulling
 from polyrl_rollout.weights.pages import WEIGHTS_FILE
 from polyrl_rollout.weights.puller import Pulled, Puller
+from polyrl_rollout.weights.shared_folder import sweep
 from polyrl_rollout.weights.staging import Staged, Staging
 from polyrl_trainer.weights.publisher import WeightPublisher
 from tests.integration.weights.conftest import FILES, Keys
@@ -223,3 +224,16 @@ def test_a_folder_that_somebody_else_may_change_is_not_joined(tmp_path: Path, ki
         assert staging.root != theirs
     assert stat.S_IMODE(staging.root.stat().st_mode) == 0o700
     staging.close()
+
+
+def test_a_folder_that_somebody_else_may_change_is_left_alone(tmp_path: Path) -> None:
+    """Who removes it for them ends at what they nest there, or has no end."""
+    theirs = tmp_path / "polyrl-theirs"
+    theirs.mkdir()
+    theirs.chmod(0o777)
+    (theirs / ".lock").touch()  # nobody lives there
+    sweep(tmp_path)
+    assert theirs.exists()
+    theirs.chmod(0o700)
+    sweep(tmp_path)
+    assert not theirs.exists()
