@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from polyrl.errors import rows_of
+from polyrl.errors import InvalidData, rows_of
 from polyrl.sample import Finish, Purpose
 
 SAMPLES: Final = "samples.jsonl"
@@ -23,6 +23,12 @@ MAX_REPORTED: Final = 8
 """Samples of one step or one evaluation that a manager is sent, to be read while the run goes on."""
 MAX_REPORTED_BYTES: Final = 64 << 10
 """Of them together: a thousandth of what a frame may hold."""
+MAX_RECORD_BYTES: Final = 16 << 20
+"""Of a row: a prompt and a response of a million tokens have half as many. A file from elsewhere may be one row."""
+MAX_RECORD_NUMBERS: Final = 1_000
+"""That a reward function names of one sample, or versions that it went through."""
+MAX_SAMPLE_NUMBERS: Final = 5_000_000
+"""Of a file: ten of each row, of which there are 500,000; a gigabyte once they are read."""
 
 
 class Chosen(StrEnum):
@@ -48,15 +54,15 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whole steps of that stage: the one that was trained with it, or the last one before its evaluation."""
     sample: str
     group: int
-    chosen: tuple[Chosen, ...] = ()
+    chosen: Annotated[tuple[Chosen, ...], msgspec.Meta(max_length=len(Chosen))] = ()
     """Empty for evaluation, of which all samples are kept."""
     reward: float
-    metrics: dict[str, float]
+    metrics: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_RECORD_NUMBERS)]
     """What the reward function named beside the reward."""
     advantage: float | None = None
     """What training multiplied its logprobs by; None for evaluation."""
     finish: Finish
-    versions: tuple[int, ...]
+    versions: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_RECORD_NUMBERS)]
     """Weight versions that generated it, in order."""
     prompt_tokens: int
     response_tokens: int
@@ -83,5 +89,21 @@ def to_report(records: Sequence[SampleRecord]) -> tuple[bytes, ...]:
 
 
 def parse_records(lines: Iterable[bytes]) -> list[SampleRecord]:
-    """Lines to rows; what is none is left out, for a writer may have been killed over its last line."""
-    return list(rows_of(lines, msgspec.json.Decoder(SampleRecord).decode, "samples.jsonl"))
+    """Lines to rows; what is none is left out, for a writer may have been killed over its last line. Raises InvalidData
+    when there are more rows, or numbers in them, than a run keeps."""
+    found, numbers = list[SampleRecord](), 0
+    for record in rows_of(lines, _record, SAMPLES):
+        numbers += len(record.metrics) + len(record.versions)
+        if numbers > MAX_SAMPLE_NUMBERS:
+            raise InvalidData(f"{SAMPLES}: has more than {MAX_SAMPLE_NUMBERS:,} numbers, the most that are read")
+        found.append(record)
+    return found
+
+
+def _record(line: bytes) -> SampleRecord:
+    if len(line) > MAX_RECORD_BYTES:
+        raise ValueError(f"a row of {len(line)} bytes is none")
+    return _DECODER.decode(line)
+
+
+_DECODER: Final = msgspec.json.Decoder(SampleRecord)

@@ -14,13 +14,14 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner
 
-from polyrl import errors
+from polyrl import errors, sample_record
 from polyrl.errors import MAX_UNREADABLE, UserError
 from polyrl.history import rows
 from polyrl.history.fleet import FLEET, RECLAIMED, FleetEvent
 from polyrl.history.results import EvaluationPoint
 from polyrl.manifest.job import PolyRLJob
 from polyrl.page import contents
+from polyrl.sample_record import MAX_RECORD_BYTES
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role, Worker
 from polyrl_cli.app import app
@@ -243,6 +244,30 @@ def test_a_file_of_no_rows_is_not_read_to_its_end(received: Path, row: str) -> N
         for file in (run.metrics, run.timeline, run.samples):
             file.write_text("\n" * torn + row + "\n")
         assert len(READERS[row](run)) == read
+
+
+@pytest.mark.parametrize(("field", "filled"), [
+    ('"metrics": {}', f'"metrics": {json.dumps(dict.fromkeys(map(str, range(1001)), 1))}'),
+    ('"versions": [0]', f'"versions": [{"0," * 1000}0]'),
+    ('"metrics": {}', '"metrics": {}, "chosen": ["best", "best", "best", "best"]'),
+    ('"response": "b"', f'"response": "{"b" * MAX_RECORD_BYTES}"'),
+])  # fmt: skip
+def test_a_sample_of_more_than_any_has_is_none(received: Path, field: str, filled: str) -> None:
+    """One row of 40 MB of names took 46 s and 1.1 GB to show as 37 MB of a line, and a gigabyte may be read."""
+    run, row = RunFolder(received), SAMPLE.replace("\n", " ")
+    assert field in row
+    run.samples.write_text(row + "\n" + row.replace(field, filled).replace("1.0", "1.1") + "\n")
+    assert [record.sample for record in read_samples(run)] == ["1.0"]
+    assert len(CliRunner().invoke(app, ["samples", str(received), "--full"]).stdout) < 1000
+
+
+def test_samples_of_more_numbers_than_a_run_names_are_refused(received: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_record, "MAX_SAMPLE_NUMBERS", 2)
+    (received / "samples.jsonl").write_text(SAMPLE.replace("\n", " ") + "\n")
+    assert len(read_samples(RunFolder(received))) == 1
+    (received / "samples.jsonl").write_text((SAMPLE.replace("\n", " ") + "\n") * 3)
+    refused = CliRunner().invoke(app, ["samples", str(received)])
+    assert (refused.exit_code, "samples.jsonl: has more than 2 numbers" in refused.stderr) == (2, True)
 
 
 def test_a_row_of_lists_without_number_is_none(tmp_path: Path) -> None:
