@@ -312,6 +312,7 @@ NUMBERS = {
     "seconds": ("summary.json", f'{{"outcome": "succeeded", "wallSeconds": {HUGE}}}'),
     "many-seconds": ("summary.json", '{"outcome": "succeeded", "wallSeconds": 1e308}'),
     "words": ("summary.json", '{"outcome": "succeeded", "samplesTrained": "x", "stepTimeRatio": "x"}'),
+    "halves": ("summary.json", r'{"outcome": "succeeded", "stepTimeRatio": "\ud800", "samples": {"\ud800": 1}}'),
     "lists": ("summary.json", '{"outcome": "succeeded", "cost": {"total": [1], "currency": []}}'),
     "values": ("metrics.jsonl", "".join(ROW.replace("0.5", text) for text in ("1e308", "-1e308") * 15)),
     "evaluated": (

@@ -78,7 +78,7 @@ def _of_summary(end: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
     """None where a summary has none, or none that can be read."""
     try:
         return msgspec.convert(end[name], kind)
-    except (KeyError, msgspec.ValidationError):
+    except (KeyError, msgspec.ValidationError, UnicodeError):  # half of a surrogate pair, which JSON may name
         return None
 
 
