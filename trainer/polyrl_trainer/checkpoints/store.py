@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 FIELD: Final = "recipe.checkpoint.uri"
 WRITER: Final = ".trainer"
-NAME: Final = re.compile(r"[a-z][a-z-]*-step-[0-9]{1,18}[.][0-9]{1,18}")
+STORED_NAME: Final = re.compile(r"[a-z][a-z-]*-step-[0-9]{1,18}[.][0-9]{1,18}")
 """Of a checkpoint in a store; what is called otherwise, as a copy that somebody put there by hand, is not ours."""
 PACKAGES: Final = {"s3": "polyrl[s3]", "s3a": "polyrl[s3]", "gs": "polyrl[gcs]", "gcs": "polyrl[gcs]"}
 """What speaks to a scheme, beside those that need nothing."""
@@ -124,7 +124,7 @@ class CheckpointStore:
 
     def _folders(self) -> list[str]:
         found = self._files.ls(self._root, detail=False)
-        return [name for place in found if NAME.fullmatch(name := PurePosixPath(place).name)]
+        return [name for place in found if STORED_NAME.fullmatch(name := PurePosixPath(place).name)]
 
     def _remove(self, name: str) -> None:
         if self._files.exists(self._at(name, COMPLETE)):
@@ -136,7 +136,7 @@ class CheckpointStore:
         self._files.invalidate_cache()
         found = dict[str, Seal]()
         for place in self._files.glob(f"{self._root}/*/{COMPLETE}"):
-            if NAME.fullmatch(name := PurePosixPath(place).parent.name) is None:
+            if STORED_NAME.fullmatch(name := PurePosixPath(place).parent.name) is None:
                 continue  # under another name it would be taken for a file of ours
             try:
                 seal = msgspec.json.decode(self._files.cat_file(place), type=Seal)
