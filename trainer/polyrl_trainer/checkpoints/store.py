@@ -40,7 +40,7 @@ class AtMost(fsspec.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._most = most
 
-    def call(self, hook_name: str | None = None, **more: object) -> None:
+    def call(self, *_hook: object, **_more: object) -> None:
         if self.value > self._most:
             raise OSError(f"more bytes came than {self._most}")
 
