@@ -12,8 +12,9 @@ import pytest
 from polyrl.errors import RunFailed
 from polyrl.sample import DiscardReason, group_digest
 from polyrl_trainer.checkpoints import latest, read_checkpoint
+from polyrl_trainer.data.tokenizers import EOS_ID
+from tests.integration.trainer.loop_run import Run, recipe
 from tests.integration.trainer.test_generation_ahead import Watched
-from tests.integration.trainer.test_loops_rl import EOS_ID, Run, recipe
 
 TURNS_OF_THE_LOOP = 40
 """In which a verdict reaches the rollouts."""

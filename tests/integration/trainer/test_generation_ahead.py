@@ -15,7 +15,7 @@ from polyrl.wire import HeldGroup, unpack_ids
 from polyrl_trainer.checkpoints import latest, read_checkpoint
 from polyrl_trainer.generation.supply import AdoptedGroups
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
-from tests.integration.trainer.test_loops_rl import QUICK_OR_NOT, TOKENIZER, Run, echo, recipe
+from tests.integration.trainer.loop_run import QUICK_OR_NOT, TOKENIZER, Run, echo, recipe
 
 STEPS = 5
 

@@ -13,7 +13,7 @@ from polyrl.weights import WeightsRef
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 from polyrl_trainer.testing.memory_publisher import MemoryPublisher
 from polyrl_trainer.weights.policy_versions import PolicyVersions
-from tests.integration.trainer.test_loops_rl import Run, echo, recipe
+from tests.integration.trainer.loop_run import Run, echo, recipe
 
 DEADLINE_S = 30.0
 
