@@ -41,6 +41,7 @@ BROKEN_ONCE = {
     5002250: "an engine that was given up while it was frozen woke by an order from before: the checker's error",
     5050406: "a slow engine had recovered while it was idle, which the checker knew and the ledger could not",
     6000222: "a window of a hundred short turns, whose messages took longer than their tokens: the audit counted none",
+    3052334: "an engine woke while nobody was heard, and the checker counted from an order before: its error",
     1413528: "the manager was away, and its absence counted as the time that engines took for their tokens",
 }
 

@@ -191,6 +191,7 @@ class World:
         else:
             self.watcher.survived(self._survived, self.now)
             self.manager.restart(self.now)
+            self.held.restarted(self.manager.ledger.state)
             self.watcher.restarted(self.manager.ledger, self.now, self.manager.clock(self.now))
         self._survived, self._journal_lost = None, False
         self._memory.restarted()
@@ -254,7 +255,7 @@ class World:
         self._check(self.devices.happened(outcome.events, self.manager.ledger.state.engines.keys()))
         state, clock = self.manager.ledger.state, self.manager.clock(self.now)
         if self.now < self._heard_from:
-            self.held.restarted()
+            self.held.deaf(state, clock)
         else:
             self._check(self.held.overdue(state, clock))
         self.held.happened(outcome.events, state)

@@ -91,8 +91,17 @@ class HeldBatches:
         """An engine is there that takes `step_s()` for a token."""
         self.paces[engine] = step_s
 
-    def restarted(self) -> None:
-        """The manager was away: what is held is counted anew."""
+    def restarted(self, state: LedgerState) -> None:
+        """The manager goes on from its journal. An order to sleep that is not there was never sent."""
+        ordered = {name for name, engine in state.engines.items() if engine.rest.phase is RestPhase.FALLING}
+        self._falling = {name: since for name, since in self._falling.items() if name in ordered}
+
+    def deaf(self, state: LedgerState, now: float) -> None:
+        """The manager was away, and not all have greeted: what is held is counted anew, and nothing is overdue."""
+        self._late_to_sleep(state, now)
+        self._count_anew()
+
+    def _count_anew(self) -> None:
         self._left, self._debt, self._held_s, self._idle_s = None, _Work(0.0, 0.0), 0.0, 0.0
 
     def happened(self, events: Iterable[f.Event], state: LedgerState) -> None:
@@ -117,7 +126,7 @@ class HeldBatches:
         if late or not held:
             self._left = None
             if not state.pending or not state.window_open:
-                self.restarted()
+                self._count_anew()
             return late
         for one in held:
             if now > one.since + REQUEST_SHARE * (one.due - one.since) + LATE_S:
