@@ -23,6 +23,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from decimal import Decimal
+from math import ceil
 from typing import Final
 
 from polyrl.manifest.recipe import RecipeSpec
@@ -134,7 +136,9 @@ class StepsAhead:
     @property
     def _wanted(self) -> int:
         """Groups among which a step chooses."""
-        return round(self.recipe.algorithm.prompts_per_step * self.recipe.algorithm.over_sampling_factor)
+        algorithm = self.recipe.algorithm
+        # As it is written: in floats 1.1 times 10 is more than 11.
+        return ceil(algorithm.prompts_per_step * Decimal(str(algorithm.over_sampling_factor)))
 
     async def _take_up(self, step: int) -> None:
         """What the step before left over; in a trainer that goes on from a checkpoint its prompts come first."""

@@ -96,6 +96,7 @@ class Episodes:
 
     conversations: Conversations
     max_turns: int
+    """Of the policy; where the environment would go on after the last one, the episode is cut."""
     tokenizer: Tokenizer
     _rewards: dict[str, list[float]] = field(default_factory=dict)
     """Of each sample whose episode runs: one for each turn that was answered."""
@@ -109,7 +110,7 @@ class Episodes:
         room for another turn, so that the environment is not asked.
         """
         try:
-            played = await self._play(sample, turn, past, is_over=is_over or turn + 1 >= self.max_turns)
+            played = await self._play(sample, turn, past, is_over=is_over)
             self.tokenizer.encode_text(played.text or "")
         except EpisodeFailed:
             self._end(sample.id)
@@ -135,7 +136,10 @@ class Episodes:
                 if turn > 0 and not self.conversations.runs(sample.id):
                     await self._replay(sample.id, past())
                 move = Move(None) if is_over else await self._move(sample, begins=turn == 0)
-                return Played(move.text, tuple(self._rewards.get(sample.id, ())), truncated=move.truncated)
+                # The last turn is answered like any other: its environment may end by it, and say what it was worth.
+                is_cut = move.text is not None and turn + 1 >= self.max_turns
+                rewards = tuple(self._rewards.get(sample.id, ()))
+                return Played(None if is_cut else move.text, rewards, truncated=move.truncated or is_cut)
             except EpisodeLost as lost:
                 deaths += lost.at_fault
                 if deaths == MAX_DEATHS:

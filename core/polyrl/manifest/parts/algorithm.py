@@ -204,9 +204,9 @@ class AlgorithmSpec(ManifestModel):
     """Weight of the entropy bonus in the loss: above 0 it keeps the policy from becoming sure too soon, and its
     gradient takes up to 512 MiB of the learner's memory."""
     over_sampling_factor: Annotated[float, Field(ge=1, le=8)] = 1.0
-    """Choose among this many times promptsPerStep groups: the first complete ones that pass the filter train. With
-    maxStaleness above 0 all others train in the next step, and the factor is 2 at most; with 0 they are cancelled, so
-    the longest answers of each step never train."""
+    """Choose among this many times promptsPerStep groups, rounded up: the first complete ones that pass the filter
+    train. With maxStaleness above 0 all others train in the next step, and the factor is 2 at most; with 0 they are
+    cancelled, so the longest answers of each step never train."""
     group_filter: Annotated[GroupFilter, BY_VALUE] = GroupFilter.NONE
     """Which complete groups may train; the others are discarded as filtered, and other prompts take their place."""
     filter_function: FunctionName | None = None

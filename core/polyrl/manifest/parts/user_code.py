@@ -57,7 +57,8 @@ class EnvironmentSpec(ManifestModel):
     """`module:Class`, importable from `code.path`; its `async run(sample, generate)` plays one episode.
     `polyrl_trainer.environments.calculator:CalculatorEnvironment` ships."""
     max_turns: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Turns of the policy, after which the episode ends and is scored as it stands."""
+    """Turns of the policy. The environment is asked after each of them; where it would go on after the last one, the
+    episode is cut: it is scored as it stands, and its finish_reason is `length`."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 30
     """Time that the environment may take between two turns; beyond it the sample is discarded (environmentFailed).
     Waiting while another sample's environment holds the same process does not count."""

@@ -228,7 +228,7 @@ class Stuck(Rewards):
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize(
     ("texts", "paid", "finish"),
-    [(2, (1, 2, 0.5), "length"), (CALLS + 1, (1, 2, 3, 4), "stop")],
+    [(2, (1, 2, 0.5), "length"), (CALLS + 2, (1, 2, 3, 4, 5), "length")],
     ids=["cut by the environment", "out of turns"],
 )
 async def test_what_turns_are_paid_and_that_an_episode_was_cut_is_there_for_the_reward(
