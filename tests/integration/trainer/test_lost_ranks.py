@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,8 @@ import pytest
 
 from polyrl.errors import GroupLost
 from polyrl_trainer.backends.configs import EngineConfig
-from polyrl_trainer.backends.fsdp import rank_model, sharding, start
+from polyrl_trainer.backends.fsdp import rank_model, ranks, sharding, start
+from polyrl_trainer.backends.fsdp.heartbeat import LastHeard
 from polyrl_trainer.backends.fsdp.start import LearnerGroup
 from polyrl_trainer.losses import sft_loss
 from polyrl_trainer.testing.backend_conformance import MODEL, OPTIMIZER, draw_samples, exported, take_step
@@ -94,6 +96,27 @@ def test_a_rank_killed_before_all_have_met_ends_the_group(learning: LearnerGroup
     _follower().kill()
     began = time.monotonic()
     with pytest.raises(GroupLost, match=r"rank 1 of the learner's 2 was ended by SIGKILL"):
+        learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
+    assert time.monotonic() - began < BOUND_S
+
+
+def test_a_rank_frozen_before_all_have_met_ends_the_group(
+    learning: LearnerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others awaited it for half an hour: it lives, and its silence counted from the meeting on. Here the leader
+    sees nobody come, whenever it froze."""
+    monkeypatch.setattr(ranks, "PRESENT", "of nobody ")
+    heard, note = threading.Event(), LastHeard.note
+
+    def noted(self: LastHeard, *about: Any) -> None:
+        note(self, *about)
+        heard.set()
+
+    monkeypatch.setattr(LastHeard, "note", noted)
+    assert heard.wait(BOUND_S)
+    _follower().send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(GroupLost, match=f"rank 1 of the learner was silent for {SILENT_S:g} s"):
         learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
     assert time.monotonic() - began < BOUND_S
 

@@ -55,10 +55,10 @@ def main() -> None:
 
 
 def _run(place: RankPlace, device: torch.device) -> None:
-    ranks = Ranks(place, device)
+    # Before all have met: who freezes until then is awaited by the others.
     heartbeat = RankHeartbeat(float(os.environ[SILENCE]))
     heartbeat.add("the process that started this rank", RankLink.to_parent(), _lost)
-    follow_leader(ranks)
+    follow_leader(Ranks(place, device))
     heartbeat.close()
 
 

@@ -104,9 +104,11 @@ class RankHeartbeat:
 
     def _run(self) -> None:
         silent = None
-        while silent is None and not self._closed.wait(SEND_EVERY_S):
+        while silent is None and not self._closed.is_set():
             with self._adding:
                 silent = self._round(time.monotonic())
+            if silent is None:
+                self._closed.wait(SEND_EVERY_S)
         if silent is not None and not self._closed.is_set():
             self._links[silent].lost(f"{silent} was silent for {self._heard.silent_s:g} s")
 

@@ -67,6 +67,7 @@ class LearnerGroup(Learners):
         self._echo: GroupLost | None = None
         self._noted = threading.Event()
         self._heartbeat = RankHeartbeat(silent_s)
+        self._listen(starting=True)
         if others is not None:
             others.watch(self._heartbeat, self._note)
         meet = self._meeting_at(places[LEADER], rank_device(kind, 0))
@@ -137,12 +138,17 @@ class LearnerGroup(Learners):
         # The meeting's descriptor stays open. Torch's store reads its file once more when it is destroyed, which is
         # whenever the collector comes; under a number that another file has by then it would read that for ever.
 
+    def _listen(self, *, starting: bool) -> None:
+        """To the other ranks of this machine."""
+        for rank, connection in self.followers.links().items():
+            name, lost = f"rank {rank} of the learner", lambda sentence: self._note(GroupLost(sentence))
+            self._heartbeat.add(name, RankLink(connection), lost, starting=starting)
+
     def _meeting_at(self, place: RankPlace, device: torch.device) -> Callable[[], Ranks]:
         def meet() -> Ranks:
             met = self._met(place, device)
-            for rank, connection in self.followers.links().items():
-                name = f"rank {rank} of the learner"
-                self._heartbeat.add(name, RankLink(connection), lambda sentence: self._note(GroupLost(sentence)))
+            # Some may have frozen before their first word was heard.
+            self._listen(starting=False)
             return met
 
         return meet
