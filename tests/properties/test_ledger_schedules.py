@@ -42,6 +42,8 @@ BROKEN_ONCE = {
     5050406: "a slow engine had recovered while it was idle, which the checker knew and the ledger could not",
     6000222: "a window of a hundred short turns, whose messages took longer than their tokens: the audit counted none",
     3052334: "an engine woke while nobody was heard, and the checker counted from an order before: its error",
+    3002947: "the trainer's engine slept on, for others were counted on that cannot hold what was left",
+    3003121: "the same, for others that had left the versions behind that the rest may be of",
     1413528: "the manager was away, and its absence counted as the time that engines took for their tokens",
 }
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import cycle, islice
 from math import inf
@@ -258,6 +258,14 @@ def _entry(engine: LeasedEngine, mean: float) -> _Entry:
 def _may_place_anew(engine: LeasedEngine, at: float) -> bool:
     """Whether tokens that come now may change its place: only what they measure does, or that they come again."""
     return bool(engine.unproven or engine.rejections or at - engine.window_at >= speed.WINDOW_S)
+
+
+def may_ever_serve(engines: Iterable[LeasedEngine], high: int, context: int, refused: Sequence[str]) -> bool:
+    """Whether one of them, beside those that refused it, has the context, and serves these versions or will."""
+    return any(
+        e.version <= high and not e.draining and e.capacity.max_context >= context and e.name not in refused
+        for e in engines
+    )
 
 
 def _take(order: list[Any], place: Any) -> None:

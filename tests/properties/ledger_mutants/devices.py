@@ -52,6 +52,11 @@ def learning_time_forgotten(patch: Patch) -> None:
     patch.setattr(samples, "end_learning", end)
 
 
+def sleeps_through_what_others_cannot(patch: Patch) -> None:
+    """Others are counted on for samples that none of them may take."""
+    patch.setattr(window, "_needs", lambda state, wanted, these, others: False)
+
+
 MUTANTS: Final = (
     Mutant(held_past_its_request, "I9", 25),
     Mutant(plan_rarely_made_anew, "I9", 25),
@@ -59,4 +64,5 @@ MUTANTS: Final = (
     Mutant(sleepless_engine_awaited, "I9", 180),
     Mutant(greeting_gives_time_anew, "I9", 2699),
     Mutant(learning_time_forgotten, "I9", 35),
+    Mutant(sleeps_through_what_others_cannot, "I5", 3002947),
 )

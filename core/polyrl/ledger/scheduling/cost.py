@@ -28,11 +28,11 @@ a context that holds the sample, and KV room (see `fits`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from math import inf
 from typing import Final, NamedTuple
 
 from polyrl.ledger import speed
+from polyrl.ledger.fleet import may_ever_serve
 from polyrl.ledger.scheduling.notice import reserve_of
 from polyrl.ledger.scheduling.window import loss_seconds, opens_in
 from polyrl.ledger.state import LeasedEngine, LedgerState, SampleState, context_used
@@ -141,14 +141,8 @@ def takes_back(state: LedgerState, engine: LeasedEngine, request: PlacementReque
     refused = request.rejected_by
     if engine.name not in refused:
         return True
-    return now >= request.retry_at and not may_ever_serve(state, request.high, request.context, refused)
-
-
-def may_ever_serve(state: LedgerState, high: int, context: int, refused: Sequence[str]) -> bool:
-    """Whether an engine beside those that refused it has the context, and serves these versions or will."""
-    return any(
-        e.version <= high and not e.draining and e.capacity.max_context >= context and e.name not in refused
-        for e in state.engines.values()
+    return now >= request.retry_at and not may_ever_serve(
+        state.engines.values(), request.high, request.context, refused
     )
 
 

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from polyrl.ledger.batching import discard_group
 from polyrl.ledger.causes import MoveCause, QuarantineCause
 from polyrl.ledger.events import EngineDeparted, EngineQuarantined, Moved, TurnEnded
+from polyrl.ledger.fleet import may_ever_serve
 from polyrl.ledger.measures.departures import Departure, pause_of
-from polyrl.ledger.scheduling.cost import may_ever_serve, serves
+from polyrl.ledger.scheduling.cost import serves
 from polyrl.ledger.state import (
     REJECTIONS_TO_PAUSE,
     GroupState,
@@ -60,7 +61,7 @@ def _is_refused(transition: Transition, sample: SampleState) -> bool:
     if transition.now < sample.refused_at + config.refusal_deadline_s and not _is_shown(transition, sample):
         return False
     newest, least = state.groups[sample.group].group.max_version, context_used(state, sample) + 1
-    return not may_ever_serve(state, newest, least, sample.rejected_by)
+    return not may_ever_serve(state.engines.values(), newest, least, sample.rejected_by)
 
 
 def _has_better_judge(state: LedgerState, sample: SampleState) -> bool:

@@ -8,7 +8,8 @@ it does not, nobody sleeps. Where it does
     one of them does not, by GIVE_UP_S
         it is given up like one that is gone, and the batch follows: its agent has ended it by then
     the window opens, and there is something to generate
-        they are ordered to wake, unless others are done sooner than they would be awake and asleep again
+        they are ordered to wake, unless others are done sooner than they would be awake and asleep again,
+        and may take all that is left
 
 The deadline is the first order's: an engine that greets while it falls asleep is ordered again, for what is left of it.
 

@@ -38,7 +38,16 @@ from typing import Final, NamedTuple
 from polyrl.ledger import speed
 from polyrl.ledger.causes import RestPhase
 from polyrl.ledger.events import BatchHeld, WindowSet
-from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, SamplePhase, group_tokens
+from polyrl.ledger.fleet import may_ever_serve
+from polyrl.ledger.state import (
+    GroupState,
+    LeasedEngine,
+    LedgerState,
+    SamplePhase,
+    SampleState,
+    context_used,
+    group_tokens,
+)
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Pool, Purpose, sample_id
 from polyrl.wire import BatchRequest
@@ -152,6 +161,8 @@ def waking_pays(transition: Transition, wanted: BatchRequest, asleep: Sequence[L
         return True
     if now < state.learner.rests.next_try_at:
         return False
+    if _needs(state, wanted, asleep, others):
+        return True
     left = _left(state, wanted)
     alone = _finish_s(state, others, left, now)
     cost = state.learner.rests.wake_s + state.learner.rests.sleep_s
@@ -172,14 +183,37 @@ def _measured_others(able: Iterable[LeasedEngine]) -> list[LeasedEngine]:
     return [engine for engine in able if engine.pool is not Pool.RESERVED and engine.step_scale]
 
 
+def _needs(
+    state: LedgerState, wanted: BatchRequest, these: Sequence[LeasedEngine], others: Sequence[LeasedEngine]
+) -> bool:
+    """Whether the step waits for a sample that none of `others` may ever take, and one of `these` may: it is too long
+    for the others, of a version that they have left behind, or refused. What is read of a large step may miss it; the
+    next look finds it, when others are done."""
+    for entry in _groups_of(state, wanted):
+        for sample in _unfinished(state, entry):
+            about = (entry.group.max_version, context_used(state, sample) + 1, sample.rejected_by)
+            if not may_ever_serve(others, *about) and may_ever_serve(these, *about):
+                return True
+    return False
+
+
+def _groups_of(state: LedgerState, wanted: BatchRequest) -> Iterable[GroupState]:
+    """Those of its step that were not delivered, and what an earlier step left over, which is trained with it; evenly
+    taken of a large step."""
+    for entry in itertools.islice(state.groups.values(), 0, None, _stride(state)):
+        if entry.group.purpose is wanted.purpose and entry.group.step <= wanted.step and entry.batch < 0:
+            yield entry
+
+
+def _stride(state: LedgerState) -> int:
+    """Every how many-th group is read."""
+    return len(state.groups) // GROUPS_READ + 1
+
+
 def _left(state: LedgerState, wanted: BatchRequest) -> _Left:
-    turns, expected, to_learn = [], 0, 0
-    stride = len(state.groups) // GROUPS_READ + 1
-    for number, entry in itertools.islice(state.groups.items(), 0, None, stride):
-        of_step = entry.group.purpose is wanted.purpose and entry.group.step <= wanted.step
-        if not of_step or entry.batch >= 0:  # what an earlier step left over is trained with it
-            continue
-        to_learn += entry.tokens if entry.ready else group_tokens(state, number)
+    turns, expected, to_learn, stride = [], 0, 0, _stride(state)
+    for entry in _groups_of(state, wanted):
+        to_learn += entry.tokens if entry.ready else group_tokens(state, entry.group.id)
         for length, budget, tokens in _turns(state, entry):
             turns.append((length, budget))
             expected += tokens
@@ -188,11 +222,15 @@ def _left(state: LedgerState, wanted: BatchRequest) -> _Left:
 
 def _turns(state: LedgerState, entry: GroupState) -> Iterable[tuple[int, int, int]]:
     """(tokens, budget left, tokens expected) of each turn of a group that is not over."""
-    for index in range(entry.group.n):
-        sample = state.samples[sample_id(entry.group.id, index)]
-        if sample.phase in _UNFINISHED:
-            budget = entry.group.sampling.max_new_tokens - sample.generated
-            yield sample.length - sample.turn_start, budget, speed.expected_tokens(state, sample)
+    for sample in _unfinished(state, entry):
+        budget = entry.group.sampling.max_new_tokens - sample.generated
+        yield sample.length - sample.turn_start, budget, speed.expected_tokens(state, sample)
+
+
+def _unfinished(state: LedgerState, entry: GroupState) -> Iterable[SampleState]:
+    """Its samples whose turn is not over."""
+    samples = (state.samples[sample_id(entry.group.id, index)] for index in range(entry.group.n))
+    return (sample for sample in samples if sample.phase in _UNFINISHED)
 
 
 def _finish_s(state: LedgerState, engines: Sequence[LeasedEngine], left: _Left, now: float) -> float:

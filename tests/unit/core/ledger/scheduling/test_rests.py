@@ -309,6 +309,35 @@ def test_where_others_are_done_sooner_than_it_would_be_awake_it_sleeps_on_and_is
     assert sent(stage.agent("s1", Deregister("spot")), WakeUp), "nobody else is left"
 
 
+def counted_on(context: int = 4096) -> Stage:
+    """The engine sleeps, and two others would be done long before it is awake."""
+    stage = learning()
+    for name in ("s0", "s1"):
+        stage.engine(name, max_context=context)
+        stage.ledger.state.engines[name].step_scale = 0.02
+    stage.ledger.state.learner.rests.wake_s = 100.0
+    return stage
+
+
+@pytest.mark.parametrize(("context", "wakes"), [(11, False), (10, True)], ids=["one more token fits", "none fits"])
+def test_what_is_too_long_for_all_others_wakes_it(context: int, wakes: bool) -> None:
+    """A prompt of 10 tokens waited until its batch was given up, for others that could not hold it."""
+    stage = counted_on(context)
+    stage.submit(1)
+    assert bool(sent(stage.ask(alone=True), WakeUp)) is wakes
+
+
+@pytest.mark.parametrize(("newest", "wakes"), [(1, False), (0, True)], ids=["served", "left behind"])
+def test_what_is_of_a_version_that_all_others_have_left_behind_wakes_it(newest: int, wakes: bool) -> None:
+    stage = counted_on()
+    stage.publish(1)
+    for name in ("s0", "s1"):
+        stage.agent(name, loaded(1))
+        stage.ledger.state.engines[name].step_scale = 0.02
+    stage.submit(1, max_version=newest)
+    assert bool(sent(stage.ask(alone=True), WakeUp)) is wakes
+
+
 def test_where_others_take_long_it_wakes() -> None:
     stage = learning(others=1)
     stage.ledger.state.learner.rests.wake_s = 1.0
