@@ -39,6 +39,9 @@ ENGINE = EngineConfig(device="cpu", max_tokens_per_micro_batch=128, wait_seconds
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, total_steps=20, schedule="cosine", warmup_steps=3, weight_decay=0.1)
 STEPS = 20
 TOLERANCE = 1e-5
+RUN_TOLERANCE = 1e-4
+"""Of a whole run's weights at a rate of 1e-3, which a step too many or too few moves by as much. Adam divides small
+gradients by themselves: on some CPUs another order of sums moved one of a key's biases by 1.1e-5."""
 PODS, PROCESSES = 2, 2
 BOUND_S = 40.0
 """From a loss to the group's end; seconds on idle cores."""
@@ -144,10 +147,10 @@ def test_a_first_pod_that_awaits_the_others_leaves_when_it_is_asked_to(folder: P
         end_pod(first)
 
 
-def assert_equal(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def assert_equal(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float = TOLERANCE) -> None:
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        np.testing.assert_allclose(found[name], tensor, atol=TOLERANCE, rtol=0, err_msg=name)
+        np.testing.assert_allclose(found[name], tensor, atol=tolerance, rtol=0, err_msg=name)
 
 
 async def why_lost(group: LearnerGroup, backend: Learner, lose: Callable[[], None]) -> GroupLost:
@@ -190,4 +193,4 @@ def test_the_loss_of_either_pod_counts_once_and_changes_nothing(folder: Path) ->
         assert sorted(pods.ends[4:]) == [(0, 0), (1, 0)]
     alone = polyrl("run", folder / "job.yaml", "--out", folder / "alone", "--set", "spec.trainer.replicas=1")
     assert alone.returncode == 0, alone.stdout + alone.stderr
-    assert_equal(weights_of(run), weights_of(folder / "alone"))
+    assert_equal(weights_of(run), weights_of(folder / "alone"), RUN_TOLERANCE)
