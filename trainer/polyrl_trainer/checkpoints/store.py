@@ -21,6 +21,7 @@ import fsspec
 import msgspec
 
 from polyrl.errors import UNDECODABLE, InvalidData, PolyRLError, Superseded
+from polyrl_trainer.checkpoints.bounded_reads import LISTED_BYTES, BoundedReads
 from polyrl_trainer.checkpoints.seals import COMPLETE, Seal, check_file, seal_in, sync, write_synced
 
 R = TypeVar("R")
@@ -29,6 +30,8 @@ FIELD: Final = "recipe.checkpoint.uri"
 WRITER: Final = ".trainer"
 STORED_NAME: Final = re.compile(r"[a-z][a-z-]*-step-[0-9]{1,18}[.][0-9]{1,18}")
 """Of a checkpoint in a store; what is called otherwise, as a copy that somebody put there by hand, is not ours."""
+SEAL_BYTES: Final = 4 << 20
+"""Of a seal: some 40,000 files, of which a checkpoint has hundreds."""
 PACKAGES: Final = {"s3": "polyrl[s3]", "s3a": "polyrl[s3]", "gs": "polyrl[gcs]", "gcs": "polyrl[gcs]"}
 """What speaks to a scheme, beside those that need nothing."""
 
@@ -58,12 +61,13 @@ class CheckpointStore:
         self._uri = uri
         scheme = uri.partition("://")[0]
         try:
-            self._files, self._root = fsspec.core.url_to_fs(uri)
+            self._reads = BoundedReads(uri)
         except ImportError as error:
             package = PACKAGES.get(scheme, f"what fsspec needs for {scheme}://")
             raise InvalidData(f"{FIELD}: {uri} needs {package}, which is not installed here") from error
         except ValueError as error:
             raise InvalidData(f"{FIELD}: {uri}: {error}") from error
+        self._files, self._root = self._reads.files, self._reads.root
 
     def start(self, writer: str) -> None:
         """The run's writer is `writer` from now on. Raises InvalidData where the store refuses that."""
@@ -75,7 +79,7 @@ class CheckpointStore:
 
     def complete(self) -> dict[str, Seal]:
         """Those that are here, by name, the oldest first."""
-        found = self._asked(self._sealed)
+        found = self._read(self._sealed, LISTED_BYTES)
         return dict(sorted(found.items(), key=lambda one: (one[1].serial, one[0])))
 
     def put(self, checkpoint: Path, writer: str) -> None:
@@ -88,7 +92,7 @@ class CheckpointStore:
         """The newest `keep` stay, and the last of each stage; what a kill left half goes too."""
         complete = self.complete()
         ordinary = [name for name, seal in complete.items() if not seal.stage_final]
-        half = [name for name in self._asked(self._folders) if name not in complete]
+        half = [name for name in self._read(self._folders, LISTED_BYTES) if name not in complete]
         for name in (*half, *ordinary[:-keep]):
             self._asked(partial(self._remove, name))
 
@@ -99,7 +103,7 @@ class CheckpointStore:
             _refuse_path(f"{self._uri}/{name}", file)
             (into / file).parent.mkdir(parents=True, exist_ok=True)
             at_most = AtMost(expected.size)
-            self._asked(partial(self._files.get_file, self._at(name, file), str(into / file), callback=at_most))
+            self._read(partial(self._files.get_file, self._at(name, file), str(into / file), callback=at_most), None)
             check_file(into / file, expected)
         write_synced(into / COMPLETE, msgspec.json.encode(seal))
 
@@ -111,7 +115,7 @@ class CheckpointStore:
             size = self._files.info(self._at(name, file))["size"]
             if size != expected.size:
                 raise OSError(f"{file} has {size} bytes there, not {expected.size}")
-        if self._files.cat_file(self._at(WRITER)).decode() != writer:
+        if self._read(partial(self._files.cat_file, self._at(WRITER)), LISTED_BYTES).decode() != writer:
             raise Superseded(f"{self._uri}: another trainer writes here by now")
         self._copy(checkpoint / COMPLETE, self._at(name, COMPLETE))
 
@@ -132,18 +136,27 @@ class CheckpointStore:
         self._files.rm(self._at(name), recursive=True)
 
     def _sealed(self) -> dict[str, Seal]:
-        """A seal that was cut is none."""
+        """A seal that was cut is none, nor is one that is larger than any of ours."""
         self._files.invalidate_cache()
         found = dict[str, Seal]()
-        for place in self._files.glob(f"{self._root}/*/{COMPLETE}"):
+        for place, entry in self._files.glob(f"{self._root}/*/{COMPLETE}", detail=True).items():
             if STORED_NAME.fullmatch(name := PurePosixPath(place).parent.name) is None:
                 continue  # under another name it would be taken for a file of ours
+            if entry["size"] > SEAL_BYTES:
+                continue
             try:
                 seal = msgspec.json.decode(self._files.cat_file(place), type=Seal)
             except UNDECODABLE:
                 continue
             found[name] = seal
         return found
+
+    def _read(self, work: Callable[[], R], most: int | None) -> R:
+        def bounded() -> R:
+            with self._reads.bounded(most):
+                return work()
+
+        return self._asked(bounded)
 
     def _asked(self, work: Callable[[], R]) -> R:
         try:

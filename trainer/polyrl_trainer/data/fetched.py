@@ -13,15 +13,15 @@ import secrets
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Final
 
-import fsspec
 import msgspec
 import structlog
 import xxhash
 
 from polyrl.errors import UNDECODABLE, InvalidData
 from polyrl_trainer.checkpoints import replace_file, sync
+from polyrl_trainer.checkpoints.bounded_reads import LISTED_BYTES, BoundedReads
 from polyrl_trainer.checkpoints.store import PACKAGES, AtMost
 
 log = structlog.get_logger()
@@ -57,8 +57,8 @@ def fetch_files(uri: str, cache: Path, wanted: tuple[str, ...], field: str) -> P
     """Raises InvalidData, which names `field`, where it cannot be had."""
     folder = cache_place(uri, cache)
     try:
-        files, root = fsspec.core.url_to_fs(uri)
-        there = listed_files(files, root, wanted)
+        reads = BoundedReads(uri)
+        there = listed_files(reads, wanted)
     except ImportError as error:
         package = PACKAGES.get(uri.partition("://")[0], "another package")
         raise InvalidData(f"{field}: {uri} needs {package}, which is not installed here") from error
@@ -70,7 +70,7 @@ def fetch_files(uri: str, cache: Path, wanted: tuple[str, ...], field: str) -> P
     if not there:
         raise InvalidData(f"{field}: {uri} holds no file of a model ({', '.join(wanted)})")
     _refuse(there, f"{field}: {uri}")
-    _fetch(files, root, there, folder, notes=_notes(folder, uri), field=field)
+    _fetch(reads, there, folder, notes=_notes(folder, uri), field=field)
     return folder
 
 
@@ -86,11 +86,13 @@ def _refuse(there: Iterable[str], begin: str) -> None:
             raise InvalidData(f"{begin} names {name!r}, which is no name of a model's file; rename it there")
 
 
-def listed_files(files: Any, root: str, wanted: tuple[str, ...]) -> dict[str, tuple[int, str]]:
-    """Size and version of what there is below `root` of the `wanted` patterns, by name."""
+def listed_files(reads: BoundedReads, wanted: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+    """Size and version of what there is of the `wanted` patterns, by name."""
+    with reads.bounded(LISTED_BYTES):
+        listed = reads.files.find(reads.root, detail=True)
     found = {}
-    for place, entry in files.find(root, detail=True).items():
-        name = PurePosixPath(place).relative_to(PurePosixPath(root)).as_posix()
+    for place, entry in listed.items():
+        name = PurePosixPath(place).relative_to(PurePosixPath(reads.root)).as_posix()
         if any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in wanted):
             version = next((str(entry[key]) for key in VERSIONS if entry.get(key)), "")
             found[name] = int(entry["size"]), version
@@ -98,7 +100,7 @@ def listed_files(files: Any, root: str, wanted: tuple[str, ...]) -> dict[str, tu
 
 
 def _fetch(
-    files: Any, root: str, there: Mapping[str, tuple[int, str]], folder: Path, *, notes: Notes, field: str
+    reads: BoundedReads, there: Mapping[str, tuple[int, str]], folder: Path, *, notes: Notes, field: str
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, (size, version) in there.items():
@@ -107,7 +109,7 @@ def _fetch(
             continue
         notes.complete = False
         try:
-            _fetch_file(files, f"{root}/{name}", path, size)
+            _fetch_file(reads, name, path, size)
         except Exception as error:
             raise InvalidData(f"{field}: {name} of {notes.uri} did not come: {_short(error)}") from error
         notes.files[name] = size, version
@@ -116,11 +118,12 @@ def _fetch(
     replace_file(folder / NOTES, msgspec.json.encode(notes))
 
 
-def _fetch_file(files: Any, source: str, path: Path, size: int) -> None:
+def _fetch_file(reads: BoundedReads, name: str, path: Path, size: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        files.get_file(source, str(part), callback=AtMost(size))
+        with reads.bounded(None):
+            reads.files.get_file(f"{reads.root}/{name}", str(part), callback=AtMost(size))
         found = part.stat().st_size
         if found != size:
             raise OSError(f"{found} bytes came of {size}")

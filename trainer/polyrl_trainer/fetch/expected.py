@@ -40,14 +40,12 @@ def expected_files(model: ModelSpec) -> list[ExpectedFile]:
     """The model's files. Raises whatever a Hub or store answers with."""
     if (named := named_on_a_hub(model)) is not None:
         return _of_a_hub(*named)
-    import fsspec
-
+    from polyrl_trainer.checkpoints.bounded_reads import BoundedReads
     from polyrl_trainer.data.fetched import cache_place, listed_files
 
     uri = str(model.path)
-    files, root = fsspec.core.url_to_fs(uri)
     folder = cache_place(uri, stores_cache())
-    places = ((folder / name, size) for name, (size, _) in listed_files(files, root, WANTED).items())
+    places = ((folder / name, size) for name, (size, _) in listed_files(BoundedReads(uri), WANTED).items())
     return [ExpectedFile(path, size, parts=f".{escape(path.name)}.*") for path, size in places]
 
 
