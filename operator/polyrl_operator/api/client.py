@@ -22,6 +22,7 @@ from kubernetes.aio.client.api_client import ApiClient
 
 from polyrl.cluster.actions import Object
 from polyrl.errors import UNDECODABLE, PolyRLError
+from polyrl_operator.api.answers import page_of
 from polyrl_operator.api.kinds import JOB, KINDS, ResourceKind
 from polyrl_operator.api.tenant_objects import JOBS_PAGE, screened_job, screened_jobs, screened_line
 
@@ -40,6 +41,8 @@ AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 """Statuses that a later attempt may not meet."""
 PAGE: Final = 200
 """Objects per page of a list: about 1 MB of pods, and ten times that while they are read."""
+MAX_PAGES: Final = 20_000
+"""Of one list: 160,000 jobs, or four million other objects."""
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -148,13 +151,18 @@ class Client:
         """The collection page by page, each with the version of the whole. Raises ApiError 410 when it takes long."""
         query = {"limit": str(JOBS_PAGE if kind is JOB else PAGE)} | selectors(label_selector, field_selector)
         accept = METADATA_ONLY if metadata_only else JSON
-        while True:
-            page = await self._request("GET", kind.path(namespace), query, accept=accept)
-            yield page.get("items") or [], page["metadata"].get("resourceVersion", "")
-            more = page["metadata"].get("continue")
-            if not more:
+        path = kind.path(namespace)
+        for _ in range(MAX_PAGES):
+            answer = await self._request("GET", path, query, accept=accept)
+            try:
+                page = page_of(answer, path, query.get("continue", ""))
+            except UNDECODABLE as fault:
+                raise ApiError(200, "Undecodable", f"GET {path} is answered with what is no list: {fault}") from None
+            yield page.items, page.version
+            if not page.more:
                 return
-            query["continue"] = more
+            query["continue"] = page.more
+        raise ApiError(200, "Endless", f"GET {path} is answered with more than {MAX_PAGES:,} pages")
 
     async def create(self, item: Object, *, dry_run: bool = False) -> Object:
         """The object as stored. Raises ApiError; 409 when the name is taken."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import aiohttp
 from kubernetes.aio import config
@@ -20,6 +21,9 @@ from polyrl.errors import UserError
 
 CONNECTIONS: Final = 64
 """To the API server at a time, ours without kopf's: more than workers that act at once."""
+
+MAX_BODY: Final = 128 << 20
+"""Bytes of a whole answer: a hundred times what a page of pods has."""
 
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
@@ -39,7 +43,49 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
             )
     except (config.ConfigException, OSError) as error:
         raise UserError(f"--kubeconfig: no way to reach a cluster: {error}") from None
+    configuration.client_session_kwargs["middlewares"] = (_only_at(URL(configuration.host).origin()), _bound)
     return configuration
+
+
+def _only_at(origin: URL) -> aiohttp.ClientMiddlewareType:
+    """What we write, Secrets among it, would go on to wherever a redirect leads."""
+
+    async def refuse_elsewhere(
+        request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if request.url.origin() != origin:
+            raise aiohttp.ClientError(f"it redirects to {request.url.origin()}")
+        return await handler(request)
+
+    return refuse_elsewhere
+
+
+async def _bound(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    response = await handler(request)
+    response.content = cast(aiohttp.StreamReader, _BoundedBody(response.content))
+    return response
+
+
+class _BoundedBody:
+    """A response's content, of which no more is read at once than an answer has."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._content.__aiter__()
+
+    async def read(self) -> bytes:
+        """All of it. Raises ClientPayloadError."""
+        data = bytearray()
+        async for part in self._content.iter_any():
+            data += part
+            if len(data) > MAX_BODY:
+                raise aiohttp.ClientPayloadError(f"it sends more than {MAX_BODY:,} bytes")
+        return bytes(data)
 
 
 def stream_session(
@@ -63,7 +109,7 @@ def stream_session(
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=_tls(configuration)),
         trace_configs=trace_configs,
-        middlewares=(authorize, *middlewares),
+        middlewares=(authorize, *middlewares, _bound),
         read_bufsize=1 << 20,
         trust_env=False,
     )

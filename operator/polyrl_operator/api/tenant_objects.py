@@ -131,6 +131,8 @@ def _read(shallow: bytes, size: int) -> Object:
 
 
 def _with_status_or_none(job: Object) -> Object:
+    if not isinstance(job, dict):
+        raise msgspec.ValidationError("it is no object")
     if not isinstance(job.get("status", {}), dict):
         del job["status"]  # no field of ours could be written into it
     return job

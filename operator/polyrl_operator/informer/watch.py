@@ -4,13 +4,14 @@ What kopf does here: it logs in, lists in pages, watches with label selectors, o
 and silence, passes each object's events on in order, and ends the operator at a signal, or when a list or watch
 fails for good. `on.event` handlers write nothing into anybody's object: no finalizer, annotation or Event.
 
-Four gaps of kopf are closed in this file, and nowhere else:
+Five gaps of kopf are closed in this file, and nowhere else:
 
 - It copies every object four times to compare it with a state stored in annotations, which only the other decorators
   need; that was two fifths of the operator's time. `_NoDiffs` has nothing to compare.
 - It fails on a stream that a load balancer ends, in order, in the middle of a line. `_WholeLines` drops the rest of
   such a line: its event comes again with the next watch.
 - It parses what tenants wrote with a parser that recurses: jobs are screened before it sees them (`tenant_objects`).
+- It ends at what is no list or no change, and at a watch's error: both are checked before (`answers`).
 - Handlers learn neither whether a stream is alive nor when a list was taken anew. `StreamMonitor` sees both.
 """
 
@@ -24,11 +25,19 @@ from typing import Any, Final, cast
 
 import aiohttp
 import kopf
+import structlog
 
+from polyrl.errors import UNDECODABLE
+from polyrl_operator.api.answers import MAX_LINE, checked_line, checked_list
 from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind, permission_for
 from polyrl_operator.api.tenant_objects import JOBS_PAGE, screened_line, screened_list
 from polyrl_operator.informer.cache import Cache
 from polyrl_operator.informer.resync import CHILDREN
+
+log = structlog.get_logger(__name__)
+
+READ: Final = frozenset(kind.plural for kind in (JOB, POD, TRAINER, NODE, CLAIM))
+"""Collections whose lists kopf reads for us."""
 
 PAGE: Final = 200
 """Objects per page of a first list: at 5,000 pods it keeps 150 MiB out of memory."""
@@ -44,6 +53,9 @@ WATCH_CONNECT_S: Final = 5.0
 BACKOFFS: Final = (0.5, 1, 2, *(5,) * 60)
 """Between tries of a list or of the start of a watch: five minutes in all, then kopf gives up and the operator ends, to
 be restarted."""
+
+AGAIN_S: Final = 1.0
+"""Between two watches of a collection, and from an error of one to the next list."""
 
 IDLE_S: Final = 1.0
 """How long kopf keeps a task per object after its last event."""
@@ -65,6 +77,8 @@ class StreamMonitor:
         self._listed: set[str] = set()
         self._alive_at: dict[str, float] = {}
         """By path: when its first watch was opened, then when one last gave bytes."""
+        self._may_open_at: dict[str, float] = {}
+        """By path: kopf itself opens a watch that ends at once hundreds of times a second."""
         self._silent: set[str] = set()
         """Paths whose newest watch gave nothing yet."""
 
@@ -81,9 +95,12 @@ class StreamMonitor:
         of_jobs = path.endswith(f"/{JOB.plural}")
         if of_jobs and verb == "list":
             request.url = request.url.update_query(limit=JOBS_PAGE)
+        if verb == "watch":
+            await self._pace(path)
         response = await handler(request)
-        if of_jobs and verb == "list" and response.status == 200:
-            response.content = cast(aiohttp.StreamReader, _ScreenedList(response.content))
+        if path.rpartition("/")[2] in READ and verb == "list" and response.status == 200:
+            asked = query.get("continue", "")
+            response.content = cast(aiohttp.StreamReader, _CheckedList(response.content, path, asked, jobs=of_jobs))
         if response.status == 200 and verb == "watch":
             response.content = cast(
                 aiohttp.StreamReader, self._watched(path, response.content, screened_line if of_jobs else bytes)
@@ -93,6 +110,12 @@ class StreamMonitor:
                 self._on_gap()
             self._listed.add(path)
         return response
+
+    async def _pace(self, path: str) -> None:
+        now = time.monotonic()
+        begin = max(now, self._may_open_at.get(path, now))
+        self._may_open_at[path] = begin + AGAIN_S
+        await asyncio.sleep(begin - now)
 
     def _watched(self, path: str, content: aiohttp.StreamReader, screen: Callable[[bytes], bytes]) -> _WholeLines:
         if path in self._silent:
@@ -105,16 +128,21 @@ class StreamMonitor:
             self._silent.discard(path)
             self._alive_at[path] = time.monotonic()
 
-        return _WholeLines(content, on_bytes, screen)
+        return _WholeLines(content, path, on_bytes, screen)
 
 
 class _WholeLines:
     """A response's content whose chunks end with lines; else as the content that it is made from."""
 
     def __init__(
-        self, content: aiohttp.StreamReader, on_bytes: Callable[[], None], screen: Callable[[bytes], bytes]
+        self,
+        content: aiohttp.StreamReader,
+        path: str,
+        on_bytes: Callable[[], None],
+        screen: Callable[[bytes], bytes],
     ) -> None:
-        self._content, self._on_bytes, self._screen = content, on_bytes, screen
+        self._content, self._path, self._on_bytes, self._screen = content, path, on_bytes, screen
+        self._strange = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
@@ -127,23 +155,44 @@ class _WholeLines:
             lines, newline, tail = data.rpartition(b"\n")
             if newline:
                 whole = bytes(rest) + lines + newline
-                yield b"".join(self._screen(line + newline) for line in whole.split(newline)[:-1])
+                yield b"".join(self._checked(line + newline) for line in whole.split(newline)[:-1])
                 rest.clear()
             rest += tail
+            if len(rest) > MAX_LINE:
+                log.warning("a watch is opened anew: a line of it has no end", place=self._path, size=len(rest))
+                raise aiohttp.ClientPayloadError("a line without an end")
+
+    def _checked(self, line: bytes) -> bytes:
+        """Empty: it is left out; the first of a stream is logged."""
+        try:
+            return checked_line(self._screen(line), self._path)
+        except UNDECODABLE as error:
+            if not self._strange:
+                log.warning("a watch holds what is no change; it is left out", place=self._path, error=str(error))
+            self._strange = True
+            return b""
 
 
-class _ScreenedList:
-    """A response's content with a page of jobs, of which what is too large or too deep was taken out."""
+class _CheckedList:
+    """A response's content with a page of a list, without what nobody could read, and of jobs without what is too large
+    or too deep."""
 
-    def __init__(self, content: aiohttp.StreamReader) -> None:
-        self._content = content
+    def __init__(self, content: aiohttp.StreamReader, path: str, asked: str, *, jobs: bool) -> None:
+        self._content, self._path, self._asked, self._jobs = content, path, asked, jobs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
 
     async def read(self) -> bytes:
-        # In a thread, or eight jobs of the largest kind would keep all others waiting.
-        return await asyncio.to_thread(screened_list, await self._content.read())
+        """Raises ClientPayloadError, after which kopf lists again a little later."""
+        data = await self._content.read()
+        try:
+            # In a thread, or eight jobs of the largest kind would keep all others waiting.
+            screened = await asyncio.to_thread(screened_list, data) if self._jobs else data
+            return checked_list(screened, self._path, self._asked)
+        except UNDECODABLE as error:
+            log.warning("a list is asked for again: it cannot be read", place=self._path, error=str(error))
+            raise aiohttp.ClientPayloadError("what came is no list") from None
 
 
 class _NoDiffs(kopf.MultiDiffBaseStorage):
@@ -202,6 +251,7 @@ def kopf_settings(inactivity_s: float) -> kopf.OperatorSettings:
     settings.watching.chunk_size = PAGE
     settings.watching.inactivity_timeout = inactivity_s
     settings.watching.connect_timeout = WATCH_CONNECT_S
+    settings.watching.reconnect_backoff = AGAIN_S
     for kind in (POD, TRAINER):
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = CHILDREN
     settings.networking.request_timeout = LIST_S

@@ -55,6 +55,8 @@ class Streams:
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(watch, "checked_line", lambda line, place: line)  # tests/security/test_hostile_api_server.py
+    monkeypatch.setattr(watch, "AGAIN_S", 0.0)
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return Streams(clock)
 
@@ -81,7 +83,9 @@ async def test_a_watch_gives_whole_lines(streams: Streams, chunks: list[bytes], 
 
 @given(chunks=st.lists(st.text("a\n", max_size=4).map(str.encode), max_size=8))
 async def test_all_whole_lines_and_nothing_else(chunks: list[bytes]) -> None:
-    out = await Streams(None).read(WATCH, *chunks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch, "checked_line", lambda line, place: line)
+        out = await Streams(None).read(WATCH, *chunks)
     sent = b"".join(chunks)
     assert b"".join(out) == sent[: sent.rfind(b"\n") + 1]
     assert all(data.endswith(b"\n") for data in out)
@@ -89,7 +93,8 @@ async def test_all_whole_lines_and_nothing_else(chunks: list[bytes]) -> None:
 
 async def test_all_else_of_a_stream_is_as_it_was(streams: Streams) -> None:
     assert (await streams.get(WATCH)).total_bytes == 7
-    assert isinstance(await streams.get(PODS), Content)
+    assert isinstance(await streams.get("/api/v1/namespaces"), Content)
+    assert isinstance(await streams.get(PODS, status=410), Content)
     assert isinstance(await streams.get(WATCH, status=410), Content)
 
 
