@@ -68,6 +68,15 @@ def test_a_file_with_other_tables_is_refused_soon(run: Path, script: str, comman
     assert time.monotonic() - began < DEADLINE_S
 
 
+@pytest.mark.parametrize("command", [check_lines, lambda run: explain_lines(run, "1.0")])
+def test_a_journal_of_a_terabyte_without_content_is_one_sentence(run: Path, command: Callable[[Path], object]) -> None:
+    """A traceback of `check` and `explain`: its size is no number of SQLite's."""
+    (run / "journal.sqlite").write_bytes(b"")
+    os.truncate(run / "journal.sqlite", 1 << 40)
+    with pytest.raises(PolyRLError, match=r"journal\.sqlite"):
+        command(run)
+
+
 def test_a_query_ends_when_it_takes_more_than_its_file_can_need(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(run, f"DROP TABLE history; CREATE VIEW history AS {ENDLESS}")
     monkeypatch.setattr(form, "foreign", lambda db: "")

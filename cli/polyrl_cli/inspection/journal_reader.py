@@ -191,7 +191,8 @@ def _begin(path: Path, options: str) -> sqlite3.Connection:
     try:
         _StepBound(_allowed_steps(path)).bound(db)
         db.execute("PRAGMA trusted_schema=OFF")
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(MIN_VALUE_BYTES, _size(path)))
+        # A file without content may have a terabyte, which is no number of SQLite's.
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(max(MIN_VALUE_BYTES, _size(path)), 2**31 - 1))
         db.execute("BEGIN")
         db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
     except UNREADABLE:
