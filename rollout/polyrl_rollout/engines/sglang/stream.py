@@ -82,6 +82,10 @@ class StreamDecoder:
         if not reason:
             return None
         if reason["type"] == "stop":
+            # It is asked for end tokens alone. By a text it ends what it drew outside the vocabulary, as where logits
+            # are NaN: it puts an end token there.
+            if isinstance(matched := reason.get("matched"), str):
+                raise EngineFailed(f"SGLang ended {self._request.rid} by {matched!r:.80}: its last token was not drawn")
             return Finish.STOP
         # SGLang shortens a budget that does not fit its context or cache, and calls the result finished.
         if self._sent < self._request.max_new_tokens:
