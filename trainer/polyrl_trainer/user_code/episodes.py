@@ -11,6 +11,7 @@ that it has otherwise.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
@@ -141,6 +142,7 @@ class Episodes:
                 rewards = tuple(self._rewards.get(sample.id, ()))
                 return Played(None if is_cut else move.text, rewards, truncated=move.truncated or is_cut)
             except EpisodeLost as lost:
+                self._require_wanted(sample.id)
                 deaths += lost.at_fault
                 if deaths == MAX_DEATHS:
                     raise EpisodeFailed(f"{lost}, {MAX_DEATHS} times") from lost
@@ -149,8 +151,16 @@ class Episodes:
         if begins:
             self._rewards[sample.id] = []
         move = await self.conversations.next_move(sample, begins=begins)
+        self._require_wanted(sample.id)
         self._rewards[sample.id].append(move.reward)
         return move
+
+    def _require_wanted(self, name: str) -> None:
+        """Its group may have been dropped meanwhile: just as the answer came, or while a worker was awaited, on which
+        it has begun all the same. Raises CancelledError, which ends its task and nothing else."""
+        if name not in self._rewards:
+            self.conversations.end(name)
+            raise asyncio.CancelledError("its group was dropped")
 
     async def _replay(self, name: str, past: Iterable[PastTurn]) -> None:
         """Leads a fresh environment to where the record ends. Raises EpisodeFailed, EpisodeLost."""
