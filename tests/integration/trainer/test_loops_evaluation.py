@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from polyrl.manifest.data import EvaluationSpec
+from polyrl.manifest.parts.user_code import EnvironmentSpec
 from polyrl.manifest.recipe import LoggingSpec, SampleLogSpec
 from polyrl.manifest.spec import ReservedSleep
 from polyrl.sample import DiscardReason, Finish, Purpose
 from polyrl.sample_record import SAMPLES, Chosen, parse_records
+from polyrl.wire import unpack_ids
 from polyrl_trainer.checkpoints import read_checkpoint
+from polyrl_trainer.data.tokenizers import EOS_ID
 from polyrl_trainer.generation.shared_devices import SharedDevices
 from polyrl_trainer.sample_log import log as sample_log
 from polyrl_trainer.testing.fake_rollouts import FakeRollouts
@@ -99,6 +102,24 @@ async def test_an_evaluation_reports_exact_match_only_where_the_reward_names_it(
     (evaluated,) = [values for phase, _, values in rollouts.reports if phase == "eval"]
     assert (evaluated["eval/reward"], evaluated["eval/style"]) == (2.0, 0.5)
     assert not {"eval/exact_match", "exactMatch"} & evaluated.keys()
+
+
+async def test_episodes_that_were_cut_are_cut_in_evaluations_and_in_kept_texts_too(tmp_path):
+    """Those of even prompts go on calling the calculator after their last turn."""
+    call = TOKENIZER.encode_text("<calc>1+2</calc>")
+
+    def write(group, index, so_far):
+        first = TOKENIZER.decode(unpack_ids(group.prompt_ids).tolist())[0]
+        return [*call, EOS_ID] if int(first) % 2 == 0 else [*TOKENIZER.encode_text("3"), EOS_ID]
+
+    spec = recipe(steps=2).model_copy(update={"evaluation": EvaluationSpec(every_steps=1)})
+    environment = EnvironmentSpec(class_path="m:C", max_turns=2)
+    run = Run.make(tmp_path, rollouts := FakeRollouts(write), spec, lambda sample: 1.0, environment=environment)
+    assert await run.train(spec)
+    (evaluated,) = [values for phase, _, values in rollouts.reports if phase == "eval"]
+    assert evaluated["eval/clip_ratio"] == 0.6, "prompts 0, 2 and 4 of five"
+    for one in records(tmp_path):
+        assert one.finish is (Finish.LENGTH if int(one.prompt[0]) % 2 == 0 else Finish.STOP)
 
 
 async def test_sets_of_an_evaluation_are_measured_apart_each_with_its_own_sampling(tmp_path):

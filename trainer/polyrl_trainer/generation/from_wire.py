@@ -59,7 +59,12 @@ def scored_sample(scored: Scored, prompt: Prompt, tokenizer: Tokenizer) -> Sampl
     starts = (sample.prompt_length, *(begin for begin in begins if begin < sample.length))
     rewards = tuple(scored.metrics.get(f"{TURN_REWARD}{turn}", 0.0) for turn in range(len(starts)))
     sample = replace(sample, turn_starts=starts, turn_rewards=rewards if any(rewards) else ())
-    return replace(sample, finish_reason=Finish.LENGTH.value) if scored.metrics.get(TRUNCATED) else sample
+    return replace(sample, finish_reason=finish_of(scored).value)
+
+
+def finish_of(scored: Scored) -> Finish:
+    """How the sample ended: an engine does not know that its last turn was where the environment cut the episode."""
+    return Finish.LENGTH if scored.metrics.get(TRUNCATED) else scored.response.finish
 
 
 def turn_reward_metrics(rewards: Iterable[float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from polyrl.manifest.recipe import SampleLogSpec
-from polyrl.sample import Purpose, Scored
+from polyrl.sample import Finish, Purpose, Scored
 from polyrl.sample_record import SAMPLES, Chosen, SampleRecord, parse_records
 from polyrl_trainer.checkpoints import replace_file
 from polyrl_trainer.sample import Sample, shown_metrics
@@ -75,7 +75,7 @@ class SampleLog:
             reward=scored.reward,
             metrics={readable(name, MAX_NAME_CHARS): value for name, value in shown_metrics(scored.metrics).items()},
             advantage=float(sample.advantages[sample.loss_mask > 0][0]) if learned else None,  # type: ignore[index]
-            finish=scored.response.finish,
+            finish=Finish(sample.finish_reason),
             versions=sample.versions,
             prompt_tokens=sample.prompt_length,
             response_tokens=sample.response_length,
