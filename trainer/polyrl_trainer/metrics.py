@@ -41,6 +41,8 @@ class MetricsLogger:
             for row in earlier_rows(run / METRICS):
                 for sink in sinks:
                     sink.offer(row)
+        self.newest = newest_moment(run / METRICS)
+        """Phase and step of the newest row, of an earlier process too; None before the first."""
         self._file = (run / METRICS).open("a", encoding="utf-8")
         self._sinks = sinks
         self._offered: Counter[str] = Counter()
@@ -53,6 +55,7 @@ class MetricsLogger:
         now = round(time.time(), 3)
         self._file.write(json.dumps({"time": now, "phase": phase, "step": step, **finite}) + "\n")
         self._file.flush()
+        self.newest = phase, step
         for sink in self._sinks:
             sink.offer(MetricRow(phase, before + step, time=now, values=dict(values)))
 
@@ -129,6 +132,13 @@ def earlier_rows(path: Path) -> list[MetricRow]:
         before = done.total() - (0 if step == 0 else done[stage])
         rows.append(MetricRow(phase, before + step, time=at, values=row))
     return list(rows)
+
+
+def newest_moment(path: Path) -> tuple[str, int] | None:
+    """Phase and step of the file's newest row."""
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    found = next((row for line in reversed(lines) if (row := _row(line)) is not None), None)
+    return None if found is None else (found["phase"], found["step"])
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+
 import pytest
 
 from polyrl.manifest.data import EvaluationSpec
@@ -11,7 +14,7 @@ from polyrl.manifest.spec import ReservedSleep
 from polyrl.sample import DiscardReason, Finish, Purpose
 from polyrl.sample_record import SAMPLES, Chosen, parse_records
 from polyrl.wire import unpack_ids
-from polyrl_trainer.checkpoints import read_checkpoint
+from polyrl_trainer.checkpoints import latest, read_checkpoint
 from polyrl_trainer.data.tokenizers import EOS_ID
 from polyrl_trainer.generation.shared_devices import SharedDevices
 from polyrl_trainer.sample_log import log as sample_log
@@ -177,6 +180,39 @@ async def test_when_a_stage_is_evaluated(tmp_path, every, step, done, evaluates)
     run.session.state.step, run.session.state.stage_done = step, done
     await run.beside(run.parts.evaluator.evaluate_if_due(every, run.parts.versions, run.backend))
     assert bool(rollouts.reports) == evaluates
+
+
+class AskedToStop(FakeRollouts):
+    """The trainer is asked to stop when the first evaluation waits for its answers, or when it has its numbers."""
+
+    def __init__(self, within):
+        super().__init__(echo)
+        self.within = within
+        self.stop = lambda: None
+
+    async def next(self, step, *, purpose, **asked):
+        if purpose is Purpose.EVAL and self.within:
+            self.stop()
+            await asyncio.Event().wait()
+        return await super().next(step, purpose=purpose, **asked)
+
+    async def report(self, phase, *rest):
+        await super().report(phase, *rest)
+        if phase == "eval":
+            self.stop()
+
+
+@pytest.mark.parametrize("within", [pytest.param(True, id="within it"), pytest.param(False, id="after it")])
+async def test_an_evaluation_that_its_trainer_did_not_end_is_made_up_for_by_the_next_one(tmp_path, within):
+    spec = recipe(steps=6).model_copy(update={"evaluation": EvaluationSpec(every_steps=2)})
+    run = Run.make(tmp_path, AskedToStop(within), spec)
+    run.rollouts.stop = run.session.ask_to_stop
+    assert not await run.train(spec)
+    resumed = Run.make(tmp_path, FakeRollouts(echo, seed=2), spec, resume=latest(tmp_path))
+    assert await resumed.train(spec)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    seen = [f"{row['phase']}{row['step']}" for row in rows]
+    assert seen == ["rl1", "rl2", "eval2", "rl3", "rl4", "eval4", "rl5", "rl6"]
 
 
 async def test_evaluation_is_exact_and_counts_what_it_could_not_score(tmp_path):

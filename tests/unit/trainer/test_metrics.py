@@ -1,10 +1,11 @@
 """Which rows of metrics.jsonl a trainer leaves that goes back to a checkpoint."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from polyrl_trainer.metrics import kept_rows, sparsity
+from polyrl_trainer.metrics import MetricsLogger, kept_rows, sparsity
 from polyrl_trainer.state import TrainerState, TrainingStage
 
 WHOLE = "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2 rl3 rl4 eval4"
@@ -59,3 +60,22 @@ def test_lines_that_are_no_rows_are_dropped() -> None:
 @pytest.mark.parametrize(("offered", "every"), [(1, 1), (99, 1), (100, 2), (199, 2), (200, 4), (399, 4), (400, 8)])
 def test_the_longer_a_run_the_sparser_its_texts(offered: int, every: int) -> None:
     assert sparsity(offered) == every
+
+
+@pytest.mark.parametrize(
+    ("lines", "newest"),
+    [
+        pytest.param(b"", None, id="no row"),
+        pytest.param(row("rl1") + b"\n" + row("eval1") + b"\n", ("eval", 1), id="the last one"),
+        pytest.param(row("rl1") + b"\n" + row("rl2") + b'\n{"phase": "ev', ("rl", 2), id="one that was killed over"),
+    ],
+)
+def test_the_newest_row_is_one_of_an_earlier_process_until_there_is_another(
+    tmp_path: Path, lines: bytes, newest: tuple[str, int] | None
+) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(lines)
+    logger = MetricsLogger(tmp_path)
+    assert logger.newest == newest
+    logger.log("sft", 3, {})
+    assert logger.newest == ("sft", 3)
+    logger.close()

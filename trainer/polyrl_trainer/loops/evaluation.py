@@ -90,6 +90,15 @@ class Evaluator:
             await self.evaluate(state.step, learns_on=learns_on)
         return is_due
 
+    async def make_up(
+        self, every: int, versions: PolicyVersions, backend: TrainingBackend, *, learns_on: SharedDevices | None = None
+    ) -> None:
+        """Where a run goes on: the evaluation that was due after its newest step, if that step is the last that this
+        run's folder knows. It follows the step's checkpoint, and whoever began it ended before it had its numbers."""
+        state = self.session.state
+        if self.session.metrics.newest == (state.stage.value, state.step):
+            await self.evaluate_if_due(every, versions, backend, learns_on=learns_on)
+
     async def evaluate(self, step: int, *, learns_on: SharedDevices | None = None) -> dict[str, float] | None:
         """Measures the newest published version, and reports and gives the numbers of `step`; None when asked to stop
         meanwhile. `learns_on`: devices on which rows of a file are learned next, so that engines there are to sleep

@@ -72,6 +72,9 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
     unsteady = True
     sampling = training_sampling(recipe, parts.tokenizer)
     ahead = StepsAhead(recipe, parts.supply, prompts=parts.prompts, sampling=sampling)
+    every, evaluator = recipe.evaluation.every_steps, parts.evaluator
+    if evaluator is not None:
+        await evaluator.make_up(every, parts.versions, parts.backend)
     while state.step < algorithm.steps and not session.stop.is_set():
         before = state.copy()
         step = RlStep(parts, recipe, session, state.step + 1, ahead=ahead, unsteady=unsteady)
@@ -81,7 +84,6 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
             await session.save(parts.backend)
             return False
         await session.end_step(parts.backend, algorithm.steps)
-        every, evaluator = recipe.evaluation.every_steps, parts.evaluator
         evaluated = evaluator is not None and await evaluator.evaluate_if_due(every, parts.versions, parts.backend)
         # What is ahead waited meanwhile, which says nothing of how fast engines are.
         unsteady = evaluated and algorithm.max_staleness > 0

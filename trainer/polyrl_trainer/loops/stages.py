@@ -107,11 +107,14 @@ class Stages:
     async def _train_sft(self, side: RolloutSide | None, backend: Learner) -> bool:
         assert self.prepared.conversations is not None, "SFT has its data"
 
+        every = self.recipe.evaluation.every_sft_steps
+
         async def after_step() -> None:
             if side is not None and side.evaluator is not None:
-                every = self.recipe.evaluation.every_sft_steps
                 await side.evaluator.evaluate_if_due(every, side.versions, backend, learns_on=self.devices)
 
+        if side is not None and side.evaluator is not None:
+            await side.evaluator.make_up(every, side.versions, backend, learns_on=self.devices)
         return await run_sft_training(
             backend, self.prepared.conversations, self.recipe.sft, session=self.session, after_step=after_step
         )

@@ -134,7 +134,7 @@ def _is_behind(record: SampleRecord, state: TrainerState) -> bool:
     if moment != reached or record.purpose is Purpose.TRAIN:
         return moment <= reached
     # An evaluation follows the checkpoint of its step. One before, between or after the stages is done again, unless
-    # the checkpoint knows its result; any other is not.
+    # the checkpoint knows its result; any other is done again only where it had not ended, and then it has no rows.
     if state.step == 0:
         return "base" in state.results.evaluations
     return not state.stage_done

@@ -26,6 +26,9 @@ class RecordingEvaluator:
         self.learns_on.append(learns_on)
         return {}
 
+    async def make_up(self, every: int, versions: Any, backend: Any, *, learns_on: Any = None) -> None:
+        """Nothing was missed."""
+
     async def evaluate_if_due(self, every: int, versions: Any, backend: Any, *, learns_on: Any = None) -> bool:
         self.learns_on.append(learns_on)
         return True
