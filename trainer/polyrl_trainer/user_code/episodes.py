@@ -138,9 +138,9 @@ class Episodes:
                     await self._replay(sample.id, past())
                 move = Move(None) if is_over else await self._move(sample, begins=turn == 0)
                 # The last turn is answered like any other: its environment may end by it, and say what it was worth.
-                is_cut = move.text is not None and turn + 1 >= self.max_turns
+                is_truncated = move.text is not None and turn + 1 >= self.max_turns
                 rewards = tuple(self._rewards.get(sample.id, ()))
-                return Played(None if is_cut else move.text, rewards, truncated=move.truncated or is_cut)
+                return Played(None if is_truncated else move.text, rewards, truncated=move.truncated or is_truncated)
             except EpisodeLost as lost:
                 self._require_wanted(sample.id)
                 deaths += lost.at_fault
