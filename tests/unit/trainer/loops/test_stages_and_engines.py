@@ -21,13 +21,14 @@ from polyrl_trainer.state import TrainerState, TrainingStage
 class RecordingEvaluator:
     def __init__(self) -> None:
         self.learns_on: list[Any] = []
+        self.made_up_beside: list[Any] = []
 
     async def evaluate(self, step: int, *, learns_on: Any = None) -> dict[str, float]:
         self.learns_on.append(learns_on)
         return {}
 
     async def make_up(self, every: int, versions: Any, backend: Any, *, learns_on: Any = None) -> None:
-        """Nothing was missed."""
+        self.made_up_beside.append(learns_on)
 
     async def evaluate_if_due(self, every: int, versions: Any, backend: Any, *, learns_on: Any = None) -> bool:
         self.learns_on.append(learns_on)
@@ -64,3 +65,4 @@ def test_engines_are_to_sleep_before_rows_are_learned_and_not_at_the_end(
     assert asyncio.run(run.run(side))
     assert [one is run.devices for one in evaluator.learns_on] == asleep
     assert [one is None for one in evaluator.learns_on] == [not one for one in asleep]
+    assert evaluator.made_up_beside == ([run.devices] if mode == "sft" else [])
