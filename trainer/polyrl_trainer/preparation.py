@@ -17,7 +17,7 @@ from polyrl.weights import TOKENIZER_FILE
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows, rows_digest
-from polyrl_trainer.data.hub import model_folder
+from polyrl_trainer.data.hub import local_path, model_folder
 from polyrl_trainer.data.preferences import AnswerPair, pairs_are_chats, prepare_pairs, prepare_scored_pairs
 from polyrl_trainer.data.rows import DataRow, read_rows
 from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
@@ -60,9 +60,11 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     tokenizer = tokenizer_of(recipe, manifest_dir)
     context = spec.rollout.engine.max_context
 
+    sources = {one.path: one for one in recipe.sources if one.is_rows}
+
     @cache
     def rows(path: str) -> list[DataRow]:
-        return read_rows(manifest_dir / path)
+        return read_rows(local_path(sources[path], manifest_dir))
 
     def prompts(dataset: DatasetSpec, answer: int = recipe.sampling.max_new_tokens) -> list[examples.Prompt]:
         return examples.prepare_prompts(

@@ -55,6 +55,16 @@ has(c.securityContext) && has(c.securityContext.allowPrivilegeEscalation) && !c.
 ? object.spec.networkPolicy.publicHttps == 'Always'
 : (has(object.spec.recipe.model) && has(object.spec.recipe.model.path)
 && object.spec.recipe.model.path.matches('^([A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_.-]+$|(hf|s3|gs|file)://)'))
+|| (has(object.spec.recipe.data) && has(object.spec.recipe.data.sft)
+&& object.spec.recipe.data.sft.exists(f, f.path.contains('://')))
+|| (has(object.spec.recipe.data) && has(object.spec.recipe.data.rl)
+&& object.spec.recipe.data.rl.exists(f, f.path.contains('://')))
+|| (has(object.spec.recipe.data) && has(object.spec.recipe.data.preferences)
+&& object.spec.recipe.data.preferences.exists(f, f.path.contains('://')))
+|| (has(object.spec.recipe.data) && has(object.spec.recipe.data.eval)
+&& object.spec.recipe.data.eval.exists(f, f.path.contains('://')))
+|| (has(object.spec.recipe.evaluation) && has(object.spec.recipe.evaluation.sets)
+&& object.spec.recipe.evaluation.sets.exists(e, e.data.exists(f, f.path.contains('://'))))
 || (has(object.spec.recipe.logging) && has(object.spec.recipe.logging.wandb)
 && !(has(object.spec.recipe.logging.wandb.mode) && object.spec.recipe.logging.wandb.mode == 'offline')))
 {{- end -}}

@@ -27,7 +27,7 @@ from polyrl.history.losses import losses
 from polyrl.local.gpu_assignment import assignment_line, with_gpus
 from polyrl.local.planner import RunEnd
 from polyrl.manifest.job import PolyRLJob, read_job
-from polyrl.manifest.recipe import MODEL_URI, ModelSpec
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl.worker import RunLocation, Workers, workers_of
 from polyrl_cli.local import run_folder
 from polyrl_cli.local.chaos import FaultSchedule, listening
@@ -44,7 +44,7 @@ from polyrl_cli.report.prints import PrintsTail
 from polyrl_cli.report.progress import Progress, ProgressView
 from polyrl_cli.report.terminal import terminal
 from polyrl_cli.report.timeline import MetricsTail, Timeline, read_metrics, read_timeline
-from polyrl_trainer.data.hub import is_fetched, model_folder
+from polyrl_trainer.data.hub import fetch, is_fetched
 
 FAILED: Final = 1
 SIGNALLED: Final = 128
@@ -97,7 +97,7 @@ def run_command(
         more = f"polyrl resume {resumed.root} --set spec.recipe.algorithm.steps=N"
         console.print(f"{resumed.root}: done, nothing is left to do; more steps go on from it: {more}", soft_wrap=True)
         return 0
-    _fetch_model(job.spec.recipe.model, base, console)
+    _fetch(job.spec.recipe, base, console)
     here = feasibility(job, base, resumed)
     if here.faults:
         raise InvalidManifest(read_manifest(file, overrides).describe(here.faults))
@@ -136,13 +136,13 @@ def _taken_over(root: Path, named: str) -> RunFolder:
     return folder
 
 
-def _fetch_model(model: ModelSpec, base: Path, console: Console) -> None:
+def _fetch(recipe: RecipeSpec, base: Path, console: Console) -> None:
     """Before any process starts, so that its progress is seen; the trainer finds it in the cache."""
-    if not is_fetched(model, base):
-        return
-    where = "there" if MODEL_URI.match(str(model.path)) else "the Hub"
-    console.print(f"{model.path} is no folder here: taken from {where}, or from what was downloaded before")
-    model_folder(model, base)
+    for one in recipe.sources:
+        if is_fetched(one, base):
+            where, what = "there" if one.is_uri else "the Hub", "file" if one.is_rows else "folder"
+            console.print(f"{one.path} is no {what} here: taken from {where}, or from what was downloaded before")
+            fetch(one, base)
 
 
 def resume_command(run: Path, overrides: list[str], *, show_prints: bool = False, check: bool = True) -> int:

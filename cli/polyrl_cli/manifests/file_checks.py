@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from polyrl.manifest.data import evaluated_rows
-from polyrl.manifest.recipe import HUB_ID, MODEL_URI, Mode, RecipeSpec
+from polyrl.manifest.data import named_rows
+from polyrl.manifest.parts.sources import HUB_ID, MODEL_URI, ROWS_SUFFIXES
+from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault
 
-DATA_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 """One of these makes a folder a tokenizer's."""
 
@@ -50,14 +50,11 @@ def absolute_paths_elsewhere(recipe: RecipeSpec) -> list[str]:
 
 
 def named_files(recipe: RecipeSpec) -> Iterator[NamedPath]:
-    """Data files, and the folders of model and tokenizer."""
+    """Data files that are not fetched, and the folders of model and tokenizer."""
     model = recipe.model
-    evaluated = [(rows.field, rows.data) for rows in evaluated_rows(recipe.data, recipe.evaluation)]
-    data = recipe.data
-    learned = ((("data", "sft"), data.sft), (("data", "rl"), data.rl), (("data", "preferences"), data.preferences))
-    for place, rows in (*learned, *evaluated):
-        for index, row in enumerate(rows):
-            yield NamedPath((*_RECIPE, *place, index, "path"), row.path, check=_data)
+    for field, row in named_rows(recipe.data, recipe.evaluation):
+        if "://" not in row.path:
+            yield NamedPath((*_RECIPE, *field), row.path, check=_data)
     if model.path is not None:
         yield NamedPath((*_RECIPE, "model", "path"), model.path, check=partial(_model, model.path))
     if model.tokenizer.type == "huggingface" and model.tokenizer.path is not None:
@@ -86,8 +83,8 @@ def _named_code(recipe: RecipeSpec) -> Iterator[NamedPath]:
 
 
 def _data(file: Path) -> str:
-    if not file.name.endswith(DATA_SUFFIXES):
-        return f"{file} is neither {' nor '.join(DATA_SUFFIXES)}"
+    if not file.name.endswith(ROWS_SUFFIXES):
+        return f"{file} is neither {' nor '.join(ROWS_SUFFIXES)}"
     if not file.is_file():
         return f"{file} is a folder, not a file" if file.is_dir() else f"no such file: {file}"
     return f"{file} is empty" if file.stat().st_size == 0 else ""

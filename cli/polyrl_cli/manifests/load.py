@@ -20,7 +20,7 @@ from polyrl.errors import InvalidManifest
 from polyrl.history.steps import wanted_steps
 from polyrl.manifest.base import CLUSTER_ONLY_KEY
 from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob
-from polyrl.manifest.recipe import MODEL_URI, ModelSpec, RecipeSpec
+from polyrl.manifest.recipe import ModelSpec, RecipeSpec
 from polyrl.manifest.rules.between_fields import broken_rules
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.rules.template_gpus import template_notes
@@ -119,16 +119,17 @@ def validation_report(file: Path, sets: Sequence[str], *, check: bool = True) ->
 
 
 def _hub_notes(model: ModelSpec, base: Path) -> Iterator[str]:
-    if is_fetched(model, base):
-        where = "from there" if MODEL_URI.match(str(model.path)) else "from the Hub"
+    if model.source is not None and is_fetched(model.source, base):
+        where = "from there" if model.source.is_uri else "from the Hub"
         yield f"spec.recipe.model.path: there is no folder {model.path} here, so the run takes it {where}"
 
 
 def store_notes(recipe: RecipeSpec) -> Iterator[str]:
     """What reaches the object stores that the run reads or writes: an image has it where it was built so, and this
     machine may not need it."""
-    for field, uri in (("model.path", recipe.model.path), ("checkpoint.uri", recipe.checkpoint.uri)):
-        scheme, _, rest = (uri or "").partition("://")
+    named = [(one.field, one.path) for one in recipe.sources] + [("recipe.checkpoint.uri", recipe.checkpoint.uri or "")]
+    for field, uri in named:
+        scheme, _, rest = uri.partition("://")
         if not rest:
             continue
         from polyrl_trainer.checkpoints.store import PACKAGES  # torch: seconds
@@ -139,7 +140,7 @@ def store_notes(recipe: RecipeSpec) -> Iterator[str]:
         name = extra[extra.index("[") + 1 : -1]
         here = "" if find_spec(f"{name}fs") else f"; here it needs pip install '{extra}'"
         yield (
-            f"spec.recipe.{field}: the trainer's image reaches {scheme}:// only if it was built with EXTRA=\"trainer"
+            f"spec.{field}: the trainer's image reaches {scheme}:// only if it was built with EXTRA=\"trainer"
             f' {name}"{here}'
         )
 

@@ -200,8 +200,10 @@ def code_config_map(job: PolyRLJob, manifest: Path, namespace: str) -> Object | 
     here = manifest.parent.resolve()
     folder = _own(here, job.spec.recipe.code.path, "spec.recipe.code.path")
     files = {path.name: path for path in sorted(folder.glob("*.py"))}
+    model = job.spec.recipe.model.source
+    elsewhere = model is not None and is_fetched(model, manifest.parent)
     for place, written, _ in named_files(job.spec.recipe):
-        if Path(written).is_absolute() or (place == MODEL_PATH and is_fetched(job.spec.recipe.model, manifest.parent)):
+        if Path(written).is_absolute() or (place == MODEL_PATH and elsewhere):
             continue
         file = here / written
         if file.resolve().parent != folder or not file.is_file():

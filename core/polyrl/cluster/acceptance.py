@@ -20,7 +20,6 @@ from polyrl.cluster.resources.template import Fields, template_fields
 from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.cluster.state import ReconcileState
 from polyrl.manifest.job import JobSpec, PolyRLJob
-from polyrl.manifest.recipe import HUB_ID
 from polyrl.manifest.rollout import CapacityPolicy
 from polyrl.sample import Pool
 from polyrl.worker import Role
@@ -119,7 +118,7 @@ def _pools(ctx: ReconcileContext) -> list[Pool]:
 
 
 DISRUPTED: Final = "karpenter.sh/disrupted"
-COMMIT: Final = re.compile(r"@[0-9a-f]{40}$")
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 DO_NOT_DISRUPT: Final = "karpenter.sh/do-not-disrupt"
 
 
@@ -129,13 +128,14 @@ def unsupported(job: PolyRLJob) -> str:
 
 
 def _faults(spec: JobSpec) -> Iterator[str]:
-    model = spec.recipe.model
-    on_a_hub = HUB_ID.fullmatch(model.path or "") or (model.path or "").startswith("hf://")
-    if spec.trainer.replicas > 1 and on_a_hub and COMMIT.search(f"@{model.revision or model.path}") is None:
-        yield (
-            f"spec.recipe.model.revision: each of {spec.trainer.replicas} trainer pods fetches {model.path}; name a"
-            " commit of 40 hexadecimal digits, so that all have the same"
-        )
+    if spec.trainer.replicas > 1:
+        for one in spec.recipe.fetchable:
+            if one.hub is not None and COMMIT.fullmatch(one.hub.revision or "") is None:
+                yield (
+                    f"spec.{one.field if one.is_rows else 'recipe.model.revision'}: each of {spec.trainer.replicas}"
+                    f" trainer pods fetches {one.path}; name a commit of 40 hexadecimal digits"
+                    f"{' after @' if one.is_rows else ''}, so that all have the same"
+                )
     for role in ("manager", "trainer", "rollout"):
         _, pod = template_fields(getattr(spec, role).template)
         for key in ("command", "args"):

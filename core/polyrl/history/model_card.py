@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 
 from polyrl.manifest.job import PolyRLJob
-from polyrl.manifest.recipe import HUB_ID, Mode, ModelSpec, RecipeSpec
+from polyrl.manifest.parts.sources import HUB_ID
+from polyrl.manifest.recipe import Mode, ModelSpec, RecipeSpec
 
 ORIGIN: Final = "polyrl.json"
 CARD: Final = "README.md"

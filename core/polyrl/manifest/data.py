@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from polyrl.manifest.base import INT32_MAX, Count, ManifestModel, Place, Positive
+from polyrl.manifest.base import CLUSTER_ONLY, INT32_MAX, Count, ManifestModel, Name, Place, Positive
 from polyrl.manifest.parts.user_code import RewardSpec
 
 PassReward = Annotated[float, Field(ge=-1e6, le=1e6)]
@@ -20,9 +20,10 @@ class DatasetSpec(ManifestModel):
     """One file of rows and its weight in the mixture."""
 
     path: Place
-    """JSONL (.jsonl, .jsonl.gz) or parquet, relative to the manifest. SFT rows: `prompt`, `response` or `messages`; RL
-    rows: `prompt` or `messages`, and any further fields, which reach the reward function as `sample.metadata`. Pairs:
-    `chosen` and `rejected` beside either, or whole conversations in both."""
+    """JSONL (.jsonl, .jsonl.gz) or parquet, relative to the manifest; or hf://datasets/OWNER/NAME@REVISION/FILE,
+    s3://BUCKET/FILE, gs://BUCKET/FILE, file:///FILE, fetched when the run starts. SFT rows: `prompt`, `response` or
+    `messages`; RL rows: `prompt` or `messages`, and any further fields, which reach the reward function as
+    `sample.metadata`. Pairs: `chosen` and `rejected` beside either, or whole conversations in both."""
     weight: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
     """Share of draws, relative to the other files' weights."""
     prompt_field: FieldName | None = None
@@ -46,6 +47,9 @@ class DataSpec(ManifestModel):
     """Pairs of answers, one of which was preferred, for `dpo` and `reward-model`."""
     eval: list[DatasetSpec] = Field(default=[], max_length=64)
     """Prompts for evaluation, scored by the same reward function."""
+    secret_ref: Annotated[Name, CLUSTER_ONLY] | None = None
+    """Secret in the job's namespace whose keys are variables of what fetches rows and model, such as HF_TOKEN or
+    AWS_SECRET_ACCESS_KEY, and of nothing else."""
     max_long_prompts: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Share of a file's rows that may be skipped, and are counted in the log, because their prompt leaves no room for a
     response in `rollout.engine.maxContext`; a file with more of them is refused."""
@@ -141,3 +145,12 @@ def evaluated_rows(data: DataSpec, spec: EvaluationSpec) -> Iterator[EvaluatedRo
             reward=one.reward,
             pass_reward=spec.pass_reward if one.pass_reward is None and one.reward is None else one.pass_reward,
         )
+
+
+def named_rows(data: DataSpec, spec: EvaluationSpec) -> Iterator[tuple[tuple[str | int, ...], DatasetSpec]]:
+    """Every file of rows, with where its path is named below `recipe`."""
+    learned = ((("data", "sft"), data.sft), (("data", "rl"), data.rl), (("data", "preferences"), data.preferences))
+    evaluated = [(rows.field, rows.data) for rows in evaluated_rows(data, spec)]
+    for field, files in (*learned, *evaluated):
+        for index, one in enumerate(files):
+            yield (*field, index, "path"), one

@@ -19,16 +19,16 @@ LEARNER_DEVICE: Final = "POLYRL_LEARNER_DEVICE"
 ENGINE_APART: Final = "POLYRL_ENGINE_APART"
 """Set where the reserved engine has GPUs of its own, so that neither it nor the learner needs the other's memory."""
 FETCHED: Final = "POLYRL_FETCHED"
-"""Folder into which a model was fetched before the trainer began; then nothing else is asked for it."""
+"""Folder into which model and rows were fetched before the trainer began; then nothing else is asked for them."""
 MODEL_CLAIM: Final = "POLYRL_MODEL_CLAIM"
 """Where the claim of `recipe.model.path: pvc://...` is mounted."""
 
 EVERY_WORKER: Final = (
-    *("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", VISIBLE_GPUS, GPU_ORDER),
+    *("PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", VISIBLE_GPUS, GPU_ORDER),
     *("POLYRL_SGLANG_PYTHON", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
 )
-"""What a worker inherits: where programs, libraries and devices are, how people here write text, where SGLang is, and
-that it finds no GPU or no network here."""
+"""What a worker inherits: where programs, libraries, caches and devices are, how people here write text, where SGLang
+is, and that it finds no GPU or no network here."""
 
 USER_CODE: Final = (
     *("HF_*", "WANDB_*", "MLFLOW_*", "*_API_KEY", "*_BASE_URL"),

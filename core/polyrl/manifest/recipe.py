@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
@@ -20,10 +19,11 @@ from polyrl.manifest.base import (
     Place,
     Positive,
 )
-from polyrl.manifest.data import DataSpec, EvaluationSpec
+from polyrl.manifest.data import DataSpec, EvaluationSpec, named_rows
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl.manifest.parts.preferences import DpoSpec, RewardModelSpec
+from polyrl.manifest.parts.sources import Source
 from polyrl.manifest.parts.user_code import CodeSpec, EnvironmentSpec, EnvironmentVariable, RewardSpec
 
 MODEL_CONFIG_SCHEMA: Final = {
@@ -82,15 +82,6 @@ class TokenizerSpec(ManifestModel):
     checkpoint has it set, so whoever serves the model makes the same prompts."""
 
 
-HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
-"""OWNER/NAME on a Hub."""
-
-
-CLAIM_SCHEME: Final = "pvc://"
-MODEL_URI: Final = re.compile(r"(hf|s3|gs|file|pvc)://[^\s?#]+", re.ASCII)
-"""Where a model is that is no folder beside the manifest."""
-
-
 class LoraSpec(ManifestModel):
     """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): the model itself stays as it is, and what is learned
     is a product of two thin matrices beside each of its linear layers."""
@@ -134,15 +125,9 @@ class ModelSpec(ManifestModel):
     those of the whole model."""
 
     @property
-    def is_claimed(self) -> bool:
-        """On a cluster it is mounted."""
-        return (self.path or "").startswith(CLAIM_SCHEME)
-
-    @property
-    def may_be_fetched(self) -> bool:
-        """A name on a Hub may be that of a folder beside the manifest as well: whoever fetches sees."""
-        path = self.path or ""
-        return not self.is_claimed and (HUB_ID.fullmatch(path) is not None or MODEL_URI.match(path) is not None)
+    def source(self) -> Source | None:
+        """Where it is; None for one made from a config."""
+        return None if self.path is None else Source("recipe.model.path", self.path, self.revision)
 
 
 class SftSpec(ManifestModel):
@@ -326,3 +311,20 @@ class RecipeSpec(ManifestModel):
     compile: bool = False
     """Layers run as torch.compile makes them, by its inductor: its first pass waits for that, a minute or more, and the
     machine needs a compiler."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The model, if it is somewhere, and the files of rows; each place once, as it is first named."""
+        model = self.model.source
+        rows = [Source(_text(field), one.path, is_rows=True) for field, one in named_rows(self.data, self.evaluation)]
+        first = {one.path: one for one in reversed(rows)}
+        return (*(() if model is None else (model,)), *(one for one in rows if first[one.path] is one))
+
+    @property
+    def fetchable(self) -> tuple[Source, ...]:
+        """Those that may have to be fetched."""
+        return tuple(one for one in self.sources if one.may_be_fetched)
+
+
+def _text(field: tuple[str | int, ...]) -> str:
+    return "recipe" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in field)

@@ -1,4 +1,4 @@
-"""A model's folder that comes from a store: what belongs to it, once, whole, and again when it has changed there."""
+"""A model's folder and a file of rows that come from a store: once, whole, and again when it has changed there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.environment import FETCHED, MODEL_CLAIM
+from polyrl.manifest.parts.sources import Source
 from polyrl.manifest.recipe import ModelSpec
 from polyrl_trainer.data.fetched import cache_place, complete_at, fetch_files
-from polyrl_trainer.data.hub import WANTED, cached_folder, fetch_model, model_folder
+from polyrl_trainer.data.hub import WANTED, cached_folder, fetch, local_path, model_folder
 from polyrl_trainer.fetch.expected import bytes_come, expected_files
 
 FILES = {"config.json": b"{}", "model-1.safetensors": b"one" * 100, "deep/model-2.safetensors": b"two" * 100}
@@ -162,7 +163,8 @@ def test_a_trainer_takes_what_was_fetched_before(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv(FETCHED, str(tmp_path / "cache"))
     with pytest.raises(InvalidData, match="was not fetched into"):
         model_folder(model, tmp_path)
-    fetched = fetch_model(model, tmp_path)
+    assert model.source is not None
+    fetched = fetch(model.source, tmp_path)
     monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
     assert model_folder(model, tmp_path) == fetched
 
@@ -195,7 +197,7 @@ def test_what_has_come_is_counted_of_this_model_alone(tmp_path: Path, monkeypatc
         (tmp_path / "there" / name).write_bytes(content)
     uri = f"file://{tmp_path}/there"
     place, total = cache_place(uri, tmp_path / "stores"), sum(map(len, FILES.values()))
-    files = expected_files(ModelSpec(path=uri))
+    files = expected_files(Source("recipe.model.path", uri))
     assert bytes_come(files) == (0, total)
     (place / "deep").mkdir(parents=True)
     (tmp_path / "stores/other.safetensors").write_bytes(b"x" * 1000)
@@ -205,3 +207,48 @@ def test_what_has_come_is_counted_of_this_model_alone(tmp_path: Path, monkeypatc
     assert bytes_come(files) == (20, total)
     fetch_files(uri, tmp_path / "stores", WANTED, FIELD)
     assert bytes_come(files) == (total, total)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Source:
+    files = fsspec.filesystem("memory")
+    for name, content in {"a.jsonl": b"{}", "deep/a.jsonl": b"[]", "a.jsonl.gz": b"z"}.items():
+        files.pipe_file(f"/{tmp_path.name}/{name}", content)
+    return Source("recipe.data.rl[0].path", f"memory://{tmp_path.name}/a.jsonl", is_rows=True)
+
+
+def test_of_rows_the_one_file_comes_and_is_counted(
+    rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FETCHED, str(tmp_path / "cache"))
+    with pytest.raises(InvalidData, match=r"^recipe\.data\.rl\[0\]\.path: memory://.*a\.jsonl was not fetched into"):
+        local_path(rows, tmp_path)
+    expected = expected_files(rows)
+    assert bytes_come(expected) == (0, 2)
+    file = fetch(rows, tmp_path)
+    assert (file.name, file.read_bytes()) == ("a.jsonl", b"{}")
+    assert [one.name for one in file.parent.iterdir() if not one.name.startswith(".")] == ["a.jsonl"]
+    assert bytes_come(expected) == (2, 2)
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    assert local_path(rows, tmp_path) == file == fetch(rows, tmp_path), "and while the store does not answer"
+
+
+def test_rows_that_have_changed_there_come_again(rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FETCHED, str(tmp_path / "cache"))
+    file = fetch(rows, tmp_path)
+    fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/a.jsonl", b"[]")
+    assert file.read_bytes() == b"{}"
+    assert fetch(rows, tmp_path).read_bytes() == b"[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("gone.jsonl", "there is no file memory://"), ("deep", r"memory://.*/deep is a folder; name one of its files")],
+    ids=["gone", "a folder"],
+)
+def test_rows_that_are_not_there_are_one_sentence(
+    rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sentence: str
+) -> None:
+    monkeypatch.setenv(FETCHED, str(tmp_path / "cache"))
+    with pytest.raises(InvalidData, match=rf"^recipe\.data\.rl\[0\]\.path: {sentence}"):
+        fetch(Source(rows.field, f"memory://{tmp_path.name}/{name}", is_rows=True), tmp_path)

@@ -34,6 +34,12 @@ def job(**recipe: Any) -> dict[str, Any]:
     return {"recipe": {"mode": "rl", "data": DATA, "model": {"path": "m"}, **recipe}}
 
 
+def one_set(path: str) -> dict[str, Any]:
+    return {"name": "one", "data": [{"path": path}]}
+
+
+KINDS: Final = ("sft", "rl", "preferences", "eval")
+ROWS: Final = ("hf://datasets/a/b/c.jsonl", "s3://bucket/c.parquet")
 SPECS: Final = [
     *(job(model={"path": path}) for path in PATHS),
     *(job(logging={"wandb": wandb}) for wandb in ({}, {"mode": "offline"}, {"mode": "online"})),
@@ -42,6 +48,8 @@ SPECS: Final = [
         for path in ("a/b", "m")
         for choice in ("Auto", "Always", "Never")
     ),
+    *(job(data=DATA | {kind: [{"path": "a.jsonl"}, {"path": uri}]}) for kind in KINDS for uri in ROWS),
+    *(job(data=DATA | {"eval": [{"path": "a"}]}, evaluation={"sets": [one_set(uri)]}) for uri in ("a.jsonl", *ROWS)),
     job(),
 ]
 

@@ -34,6 +34,7 @@ from polyrl.wire.checks import (
 from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here, without_tokenizer
 from polyrl_trainer.data.columns import prompt_rows
 from polyrl_trainer.data.examples import Prompt, prepare_prompts
+from polyrl_trainer.data.hub import cached_path
 from polyrl_trainer.data.rows import rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.preparation import tokenizer_of
@@ -154,9 +155,10 @@ def _with(tried: RewardTried, **changes: Any) -> RewardTried:
 def _prompt(spec: JobSpec, manifest_dir: Path, number: int) -> tuple[Prompt, Tokenizer] | None:
     recipe = spec.recipe
     generates = recipe.mode in (Mode.RL, Mode.SFT_RL)
+    sources = {one.path: one for one in recipe.sources if one.is_rows}
     for dataset in [*(recipe.data.rl if generates else ()), *recipe.data.eval]:
-        file = manifest_dir / dataset.path
-        if not file.is_file():
+        file = cached_path(sources[dataset.path], manifest_dir)
+        if file is None or not file.is_file():
             continue
         row = next(islice(rows_or_faults(file), number - 1, None), None)
         if row is None:

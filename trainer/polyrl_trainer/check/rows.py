@@ -16,7 +16,7 @@ from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessag
 from polyrl_trainer.check.unknown_tokenizer import UnknownTokenizer
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.columns import answered_rows, prompt_rows
-from polyrl_trainer.data.hub import cached_folder
+from polyrl_trainer.data.hub import cached_folder, cached_path
 from polyrl_trainer.data.preferences import prepare_scored_pairs
 from polyrl_trainer.data.rows import DataRow, rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
@@ -48,10 +48,13 @@ def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
         yield from _vocabulary_faults(recipe, manifest_dir, tokenizer)
     else:
         yield without_tokenizer(recipe)
+    sources = {one.path: one for one in recipe.sources if one.is_rows}
     for place, datasets, prepare in _stages(spec, tokenizer):
         for index, dataset in enumerate(datasets):
-            file = manifest_dir / dataset.path
-            if file.is_file():
+            file = cached_path(sources[dataset.path], manifest_dir)
+            if file is None:
+                yield CheckUnmade(f"{dataset.path}: not on this machine yet, so no row of it was looked at")
+            elif file.is_file():
                 field = (*RECIPE, *place, index, "path")
                 yield CheckBegan(field, f"reading the rows of {file}")
                 yield from _file_messages(file, field, partial(_of_dataset, prepare, dataset))

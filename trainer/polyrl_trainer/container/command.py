@@ -26,7 +26,7 @@ NUMBERS: Final = ("--engines", "--gpus-each", "--threads")
 OF_ENGINES: Final = (
     *EVERY_WORKER,
     *("CUDA_*", "NVIDIA_*", "NCCL_*", "SGLANG_*", "TORCH*", "TRITON_*", "OMP_*", "PYTHON*"),
-    *("XDG_CACHE_HOME", "MPLCONFIGDIR", "HF_HOME", "LOGNAME"),
+    *("MPLCONFIGDIR", "HF_HOME", "LOGNAME"),
 )
 """What an agent inherits of the container's environment."""
 

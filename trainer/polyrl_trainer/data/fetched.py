@@ -1,6 +1,6 @@
-"""A model's folder that comes from an object store, by fsspec, into a cache that may be shared by many.
+"""A model's folder or a file of rows that comes from an object store, by fsspec, into a cache that many may share.
 
-    FETCHED/HASH/config.json...     as there, of what belongs to a model
+    FETCHED/HASH/config.json...     as there, of what belongs to a model; or the one file
                  .fetched.json      size and version of each file that has come; `complete` when all have
 
 A file has its name when all of it is on the disk, so that a fetch which was killed goes on with the next file, and
@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -53,24 +53,29 @@ def complete_at(uri: str, cache: Path) -> Path | None:
     return folder if _notes(folder, uri).complete else None
 
 
-def fetch_files(uri: str, cache: Path, wanted: tuple[str, ...], field: str) -> Path:
-    """Raises InvalidData, which names `field`, where it cannot be had."""
+def fetch_files(uri: str, cache: Path, wanted: tuple[str, ...] | None, field: str) -> Path:
+    """The folder where it lies. `wanted` None: `uri` is one file. Raises InvalidData, which names `field`, where it
+    cannot be had."""
     folder = cache_place(uri, cache)
     try:
         reads = BoundedReads(uri)
-        there = listed_files(reads, wanted)
+        root, there = listing(reads, wanted)
     except ImportError as error:
         package = PACKAGES.get(uri.partition("://")[0], "another package")
         raise InvalidData(f"{field}: {uri} needs {package}, which is not installed here") from error
+    except FileNotFoundError as error:
+        raise InvalidData(f"{field}: there is no file {uri}") from error
+    except IsADirectoryError as error:
+        raise InvalidData(f"{field}: {uri} is a folder; name one of its files") from error
     except Exception as error:
         if (found := complete_at(uri, cache)) is not None:
             log.warning("the store does not answer, and what came before serves", uri=uri, reason=str(error))
             return found
         raise InvalidData(f"{field}: {uri} cannot be read: {_short(error)}") from error
-    if not there:
+    if wanted and not there:
         raise InvalidData(f"{field}: {uri} holds no file of a model ({', '.join(wanted)})")
     _refuse(there, f"{field}: {uri}")
-    _fetch(reads, there, folder, notes=_notes(folder, uri), field=field)
+    _fetch(reads, root, there, folder, notes=_notes(folder, uri), field=field)
     return folder
 
 
@@ -86,21 +91,36 @@ def _refuse(there: Iterable[str], begin: str) -> None:
             raise InvalidData(f"{begin} names {name!r}, which is no name of a model's file; rename it there")
 
 
-def listed_files(reads: BoundedReads, wanted: tuple[str, ...]) -> dict[str, tuple[int, str]]:
-    """Size and version of what there is of the `wanted` patterns, by name."""
+def listing(reads: BoundedReads, wanted: tuple[str, ...] | None) -> tuple[str, dict[str, tuple[int, str]]]:
+    """A place in the store, and below that, by name, size and version of what there is of the `wanted` patterns; None:
+    of the one file that it is. Raises whatever the store answers with."""
     with reads.bounded(LISTED_BYTES):
-        listed = reads.files.find(reads.root, detail=True)
+        if wanted is not None:
+            return reads.root, _of_patterns(reads.files.find(reads.root, detail=True), reads.root, wanted)
+        entry = reads.files.info(reads.root)
+    if entry["type"] == "directory":
+        raise IsADirectoryError(reads.root)
+    folder, _, name = reads.root.rpartition("/")
+    return folder, {name: _size_and_version(entry)}
+
+
+def _of_patterns(
+    listed: Mapping[str, Mapping[str, Any]], root: str, wanted: tuple[str, ...]
+) -> dict[str, tuple[int, str]]:
     found = {}
     for place, entry in listed.items():
-        name = PurePosixPath(place).relative_to(PurePosixPath(reads.root)).as_posix()
+        name = PurePosixPath(place).relative_to(PurePosixPath(root)).as_posix()
         if any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in wanted):
-            version = next((str(entry[key]) for key in VERSIONS if entry.get(key)), "")
-            found[name] = int(entry["size"]), version
+            found[name] = _size_and_version(entry)
     return found
 
 
+def _size_and_version(entry: Mapping[str, Any]) -> tuple[int, str]:
+    return int(entry["size"]), next((str(entry[key]) for key in VERSIONS if entry.get(key)), "")
+
+
 def _fetch(
-    reads: BoundedReads, there: Mapping[str, tuple[int, str]], folder: Path, *, notes: Notes, field: str
+    reads: BoundedReads, root: str, there: Mapping[str, tuple[int, str]], folder: Path, *, notes: Notes, field: str
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, (size, version) in there.items():
@@ -109,7 +129,7 @@ def _fetch(
             continue
         notes.complete = False
         try:
-            _fetch_file(reads, name, path, size)
+            _fetch_file(reads, f"{root}/{name}", path, size)
         except Exception as error:
             raise InvalidData(f"{field}: {name} of {notes.uri} did not come: {_short(error)}") from error
         notes.files[name] = size, version
@@ -118,12 +138,12 @@ def _fetch(
     replace_file(folder / NOTES, msgspec.json.encode(notes))
 
 
-def _fetch_file(reads: BoundedReads, name: str, path: Path, size: int) -> None:
+def _fetch_file(reads: BoundedReads, place: str, path: Path, size: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with reads.bounded(None):
-            reads.files.get_file(f"{reads.root}/{name}", str(part), callback=AtMost(size))
+            reads.files.get_file(place, str(part), callback=AtMost(size))
         found = part.stat().st_size
         if found != size:
             raise OSError(f"{found} bytes came of {size}")

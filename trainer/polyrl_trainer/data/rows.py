@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from polyrl.errors import InvalidData
+from polyrl.manifest.parts.sources import ROWS_SUFFIXES
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escape that may be half of a pair; most rows hold none, and are not looked at again."""
 
@@ -58,8 +58,8 @@ def rows_or_faults(path: Path) -> Iterator[DataRow | InvalidData]:
     """Each row, or what is wrong with its line. Raises InvalidData for what is wrong with the whole file."""
     if not path.is_file():
         raise InvalidData(f"{path}: no such file")
-    if not path.name.endswith(SUFFIXES):
-        raise InvalidData(f"{path}: unknown kind of data file; must end in {', '.join(SUFFIXES)}")
+    if not path.name.endswith(ROWS_SUFFIXES):
+        raise InvalidData(f"{path}: unknown kind of data file; must end in {', '.join(ROWS_SUFFIXES)}")
     yield from _parquet_rows(path) if path.suffix == ".parquet" else _jsonl_rows(path)
 
 

@@ -22,6 +22,7 @@ from polyrl.cluster.observation.rollouts import PodState
 from polyrl.cluster.reasons import ConditionReason, FailureReason
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.timestamps import second, unix
+from polyrl.manifest.parts.sources import summed_up
 from polyrl.manifest.scaling import ScalingMode
 from polyrl.manifest.status import Condition, DisruptionKind, Failure
 from polyrl.status import StepValue
@@ -128,7 +129,8 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
     if job is not None and job.failed > 0 and job.ready == 0:
         return _draft(False, ConditionReason.CRASH_LOOP, f"the trainer failed {job.failed} times and starts again")
     if fetching := [pod.name for pod in assessment.ctx.facts.of_role(Role.TRAINER) if pod.fetching]:
-        path, log = str(assessment.ctx.spec.recipe.model.path)[:REASON_LENGTH], f"kubectl logs {fetching[0]}"
+        path = summed_up(assessment.ctx.spec.recipe.fetchable)[:REASON_LENGTH]
+        log = f"kubectl logs {fetching[0]}"
         reports = assessment.ctx.manager_status.fetches if assessment.ctx.manager_status is not None else ()
         known = next((fetch for pod in fetching for fetch in reports if fetch.pod == pod), None)
         message = (

@@ -118,10 +118,10 @@ def _needs_public(spec: JobSpec) -> bool:
 
 
 def _names_a_public_service(recipe: RecipeSpec) -> bool:
-    """A model that is fetched, or Weights & Biases; an MLflow server is usually the cluster's own, without a public
-    address."""
+    """A model or rows that are fetched, or Weights & Biases; an MLflow server is usually the cluster's own, without a
+    public address."""
     wandb = recipe.logging.wandb
-    return recipe.model.may_be_fetched or (wandb is not None and wandb.mode != "offline")
+    return bool(recipe.fetchable) or (wandb is not None and wandb.mode != "offline")
 
 
 def _policy(owner: Owner, role: Role, ingress: list[Fields], egress: list[Fields]) -> Object:

@@ -22,7 +22,7 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
-from polyrl.cluster.resources import model, pod
+from polyrl.cluster.resources import pod, sources
 from polyrl.cluster.resources.owner import Owner, with_content_hash
 from polyrl.cluster.resources.placement import manager_placement, rollout_placement, trainer_placement
 from polyrl.cluster.resources.template import Fields, container_resources, merged_resources
@@ -184,13 +184,13 @@ def _trainer_template(owner: Owner) -> Fields:
     several = spec.trainer.replicas > 1
     keys = () if workers.manager is None and not several else (pod.keys_volume(owner, Role.TRAINER),)
     code = pod.code_volume(spec.recipe.code)
-    sources = (pod.job_volume(owner), *scratch[:1], *(() if code is None else (code,)))
-    sources += model.model_volumes(spec.recipe.model)
-    volumes = (*sources, *scratch[1:], *keys, run)
+    read = (pod.job_volume(owner), *scratch[:1], *(() if code is None else (code,)))
+    read += sources.source_volumes(spec.recipe)
+    volumes = (*read, *scratch[1:], *keys, run)
     if workers.reserved is not None:
         volumes += (pod.keys_volume(owner, Role.RESERVED),)
     ours = pod.container(workers.trainer, settings.trainer_image, settings, volumes)
-    given = model.model_environment(spec.recipe.model)
+    given = sources.source_environment(spec.recipe)
     ours["env"] = [one for one in ours["env"] if one["name"] not in given]
     ours["env"] += [{"name": name, "value": value} for name, value in given.items()]
     ours["env"].append(pod.from_field(pod.ADVERTISE_ENV, "status.podIP"))
@@ -205,7 +205,7 @@ def _trainer_template(owner: Owner) -> Fields:
         ours["command"] = _with_engines(spec, workers.trainer, workers.reserved)
         ours["resources"] = WITH_ENGINE_RESOURCES
     reports = workers.manager is not None
-    read = (*sources, *keys) if reports else sources
+    read += keys if reports else ()
     parts = pod.PodParts(
         role=Role.TRAINER,
         container=ours,
@@ -216,7 +216,7 @@ def _trainer_template(owner: Owner) -> Fields:
         annotations=pod.KEPT,
         priority_class=settings.trainer_priority_class,
         subdomain=names.trainer_name(owner.name),
-        before=model.fetch_containers(spec.recipe, settings.trainer_image, settings, volumes=read, reports=reports),
+        before=sources.fetch_containers(spec.recipe, settings.trainer_image, settings, volumes=read, reports=reports),
     )
     return pod.pod_template(owner, parts, spec.trainer.template)
 

@@ -74,7 +74,7 @@ def test_a_place_with_a_credential_is_refused_in_one_sentence_that_does_not_show
 @pytest.mark.parametrize("field", PLACES)
 def test_the_same_job_with_an_open_place_is_taken(field: str) -> None:
     job = deepcopy(JOB)
-    PLACES[field](job["spec"]["recipe"], "s3://bucket/2026-01-01T10:00/place")
+    PLACES[field](job["spec"]["recipe"], "s3://bucket/2026-01-01T10:00/rows.jsonl")
     job_of(ManifestSource("job.yaml", job))
 
 

@@ -30,7 +30,13 @@ from polyrl_cli.manifests.yaml_source import parse
 TEXTS = {
     "trackingUri": ["http://mlflow:5000"],
     "uri": ["s3://bucket/place", "gs://bucket", "file:///place"],
-    "path": ["rows.jsonl", "OWNER/NAME", "s3://bucket/place"],
+    "path": [
+        "rows.jsonl",
+        "OWNER/NAME",
+        "s3://bucket/rows.jsonl",
+        "hf://datasets/a/b@main/c.parquet",
+        "s3://bucket/../x",
+    ],
     "function": ["reward:score", "pkg.reward:score"],
     "filterFunction": ["filters:keep"],
     "lossFunction": ["losses:sapo"],

@@ -263,6 +263,7 @@ PUBLIC_ROWS: list[tuple[str, dict[str, Any], str, bool]] = [
     ("a folder", {}, "Auto", False),
     ("a Hub's model", {"model": {"path": "owner/name"}}, "Auto", True),
     ("a Hub's model, from a mirror", {"model": {"path": "owner/name"}}, "Never", False),
+    ("rows of a Hub", {"data": {"rl": [{"path": "hf://datasets/a/b/c.jsonl"}], "sft": [{"path": "a"}]}}, "Auto", True),
     ("Weights & Biases", {"logging": {"wandb": {}}}, "Auto", True),
     ("Weights & Biases, offline", {"logging": {"wandb": {"mode": "offline"}}}, "Auto", False),
     ("MLflow", {"logging": {"mlflow": {}}}, "Auto", False),
@@ -328,6 +329,11 @@ REFUSED = [
         "spec.recipe.model.revision: each of 2 trainer pods fetches owner/name; name a commit of 40 hexadecimal digits",
     ),
     (
+        {"trainer": TWO_PODS, "recipe": {**RECIPE, "data": {"rl": [{"path": "hf://datasets/o/n@main/a.jsonl"}]}}},
+        "spec.recipe.data.rl[0].path: each of 2 trainer pods fetches hf://datasets/o/n@main/a.jsonl; name a commit of"
+        " 40 hexadecimal digits after @",
+    ),
+    (
         {"trainer": {"template": template(container={"command": ["sh"]})}},
         "spec.trainer.template.spec.containers[0].command",
     ),
@@ -357,6 +363,13 @@ def test_what_this_version_cannot_run_is_reported_by_field(spec: dict[str, Any],
     [
         pytest.param({}, id="nothing said"),
         pytest.param({"trainer": TWO_PODS}, id="a trainer of two pods"),
+        pytest.param(
+            {
+                "trainer": TWO_PODS,
+                "recipe": {**RECIPE, "data": {"rl": [{"path": f"hf://datasets/o/n@{'c' * 40}/a.jsonl"}]}},
+            },
+            id="two pods that fetch the same commit",
+        ),
         pytest.param(
             {"rollout": {"template": template(tolerations=[{"key": "team", "operator": "Exists"}])}},
             id="a toleration by key",

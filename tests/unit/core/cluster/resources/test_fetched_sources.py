@@ -1,4 +1,4 @@
-"""Where a trainer's pod has its model from: a folder of its image, a claim, or what an init container fetches."""
+"""Where a trainer's pod has its model and rows from: its image, a claim, or what an init container fetches."""
 
 from __future__ import annotations
 
@@ -96,6 +96,26 @@ def test_a_users_image_variables_and_cache_are_those_of_the_fetch_but_not_its_gp
     assert variables(fetch)["HF_ENDPOINT"] == "https://mirror"
     assert mounts(fetch)["/polyrl/fetched"] == cache
     assert "limits" not in fetch["resources"]
+
+
+ROWS = {"rl": [{"path": "here.jsonl"}, {"path": "hf://datasets/o/n@main/train.parquet"}], "secretRef": "rows"}
+
+
+def test_rows_that_are_elsewhere_are_fetched_beside_a_model_that_is_a_folder_or_a_claim() -> None:
+    for path, at in (("models/tiny", None), ("pvc://models/tiny", "/polyrl/model")):
+        pod = pod_of({"path": path, "secretRef": "rows"}, recipe={"data": ROWS})
+        (fetch,), trainer = pod["initContainers"], pod["containers"][0]
+        assert fetch["envFrom"] == [{"secretRef": {"name": "rows"}}], "once"
+        assert "envFrom" not in trainer
+        for container in (fetch, trainer):
+            assert variables(container)["POLYRL_FETCHED"] == "/polyrl/fetched"
+            assert variables(container).get("POLYRL_MODEL_CLAIM") == at
+            assert mounts(container).keys() >= {"/polyrl/fetched", *([at] if at else [])}
+
+
+def test_accounts_of_model_and_rows_are_those_of_the_fetch() -> None:
+    (fetch,) = pod_of({"path": "s3://b/m", "secretRef": "model"}, recipe={"data": ROWS})["initContainers"]
+    assert fetch["envFrom"] == [{"secretRef": {"name": "model"}}, {"secretRef": {"name": "rows"}}]
 
 
 def test_a_claim_is_mounted_to_be_read() -> None:
