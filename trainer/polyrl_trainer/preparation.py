@@ -60,11 +60,7 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     tokenizer = tokenizer_of(recipe, manifest_dir)
     context = spec.rollout.engine.max_context
 
-    sources = {one.path: one for one in recipe.sources if one.is_rows}
-
-    @cache
-    def rows(path: str) -> list[DataRow]:
-        return read_rows(local_path(sources[path], manifest_dir))
+    rows = _reader(recipe, manifest_dir)
 
     def prompts(dataset: DatasetSpec, answer: int = recipe.sampling.max_new_tokens) -> list[examples.Prompt]:
         return examples.prepare_prompts(
@@ -116,6 +112,12 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
         chat=(is_chat if pairs is None else pairs_are_chats)(rows(newest.path)[0], newest),
         system_prompt=newest.system_prompt,
     )
+
+
+def _reader(recipe: RecipeSpec, manifest_dir: Path) -> Callable[[str], list[DataRow]]:
+    """Reads a file that the recipe names, once; it raises InvalidData."""
+    sources = {one.path: one for one in recipe.sources if one.is_rows}
+    return cache(lambda path: read_rows(local_path(sources[path], manifest_dir)))
 
 
 def _newest_data(recipe: RecipeSpec) -> list[DatasetSpec]:

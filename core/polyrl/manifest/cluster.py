@@ -118,8 +118,9 @@ class NetworkPolicySpec(ManifestModel):
     """Isolated lets this job's pods reach each other, the cluster's DNS and what the other fields name, and lets in the
     operator alone; None makes no NetworkPolicy."""
     public_https: Literal["Auto", "Always", "Never"] = "Auto"
-    """Isolated trainers may reach public addresses on TCP 443. Auto: when `model.path` has the form OWNER/NAME or
-    `logging.wandb` is set and not offline. Always: for a reward that asks a public judge, say. Rollouts never may."""
+    """Isolated trainers may reach public addresses on TCP 443. Auto: when `model.path` has the form OWNER/NAME, when
+    it or a file of rows is a URI that is fetched, or when `logging.wandb` is set and not offline. Always: for a reward
+    that asks a public judge, say. Rollouts never may."""
     extra_egress: list[Egress] = Field(default=[], max_length=32)
     """Destinations that Isolated also allows to trainer and rollouts, such as an object store."""
 

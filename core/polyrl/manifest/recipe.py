@@ -127,7 +127,7 @@ class ModelSpec(ManifestModel):
     @property
     def source(self) -> Source | None:
         """Where it is; None for one made from a config."""
-        return None if self.path is None else Source("recipe.model.path", self.path, self.revision)
+        return None if self.path is None else Source("recipe.model.path", self.path, revision=self.revision)
 
 
 class SftSpec(ManifestModel):

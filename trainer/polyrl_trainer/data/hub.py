@@ -79,8 +79,8 @@ def cached_path(source: Source, manifest_dir: Path) -> Path | None:
         return None
     if place.file:
         # hf_hub_download asks its Hub who serves agents, even where it may download nothing.
-        found = try_to_load_from_cache(place.name, place.file, revision=place.revision, repo_type="dataset")
-        return Path(found) if isinstance(found, str) else None
+        file = try_to_load_from_cache(place.name, place.file, revision=place.revision, repo_type="dataset")
+        return Path(file) if isinstance(file, str) else None
     try:
         return _download(place, local_files_only=True)
     except LocalEntryNotFoundError:
