@@ -35,7 +35,7 @@ TEXTS = {
         "OWNER/NAME",
         "s3://bucket/rows.jsonl",
         "hf://datasets/a/b@main/c.parquet",
-        "s3://bucket/../x",
+        "s3://bucket/../x.jsonl",
     ],
     "function": ["reward:score", "pkg.reward:score"],
     "filterFunction": ["filters:keep"],
