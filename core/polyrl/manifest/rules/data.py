@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from polyrl.manifest.data import DatasetSpec
-from polyrl.manifest.parts.sources import ROWS_URI
+from polyrl.manifest.parts.sources import ROWS_SUFFIXES, ROWS_URI
 from polyrl.manifest.rules.rule import Rule
 
 
@@ -21,7 +21,8 @@ def _has_share(kind: str) -> Rule:
     )
 
 
-_REACHED: Final = f"!f.path.contains('://') || (f.path.matches('{ROWS_URI}') && !f.path.contains('/../'))"
+_ENDS: Final = " || ".join(f"f.path.endsWith('{suffix}')" for suffix in ROWS_SUFFIXES)
+_REACHED: Final = f"!f.path.contains('://') || (f.path.matches('{ROWS_URI}') && ({_ENDS}) && !f.path.contains('/../'))"
 _REACHED_MESSAGE: Final = (
     "a URI here is none from which a file of rows is fetched: hf://datasets/OWNER/NAME@REVISION/FILE, s3://BUCKET/FILE,"
     " gs://BUCKET/FILE, file:///FILE, and FILE ends in .jsonl, .jsonl.gz or .parquet; a claim is mounted by the"
@@ -30,7 +31,8 @@ _REACHED_MESSAGE: Final = (
 
 
 def _are_reached(files: list[DatasetSpec]) -> bool:
-    return all("://" not in f.path or (re.search(ROWS_URI, f.path) and "/../" not in f.path) for f in files)
+    away = [f.path for f in files if "://" in f.path]
+    return all(re.search(ROWS_URI, path) and path.endswith(ROWS_SUFFIXES) and "/../" not in path for path in away)
 
 
 def _is_reached(kind: str) -> Rule:
