@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import fsspec
@@ -252,3 +254,13 @@ def test_rows_that_are_not_there_are_one_sentence(
     monkeypatch.setenv(FETCHED, str(tmp_path / "cache"))
     with pytest.raises(InvalidData, match=rf"^recipe\.data\.rl\[0\]\.path: {sentence}"):
         fetch(Source(rows.field, f"memory://{tmp_path.name}/{name}", is_rows=True), tmp_path)
+
+
+def test_whether_rows_are_here_is_known_without_torch() -> None:
+    """A check of rows has none, and ended by it."""
+    program = (
+        "import sys; sys.modules['torch'] = None; from pathlib import Path;"
+        " from polyrl_trainer.data.fetched import complete_at; print(complete_at('s3://b/a.jsonl', Path('none')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "None\n", done.stderr

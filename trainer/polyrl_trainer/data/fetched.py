@@ -13,16 +13,16 @@ import secrets
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import structlog
 import xxhash
 
 from polyrl.errors import UNDECODABLE, InvalidData
-from polyrl_trainer.checkpoints import replace_file, sync
-from polyrl_trainer.checkpoints.bounded_reads import LISTED_BYTES, BoundedReads
-from polyrl_trainer.checkpoints.store import PACKAGES, AtMost
+
+if TYPE_CHECKING:
+    from polyrl_trainer.checkpoints.bounded_reads import BoundedReads
 
 log = structlog.get_logger()
 
@@ -56,6 +56,10 @@ def complete_at(uri: str, cache: Path) -> Path | None:
 def fetch_files(uri: str, cache: Path, wanted: tuple[str, ...] | None, field: str) -> Path:
     """The folder where it lies. `wanted` None: `uri` is one file. Raises InvalidData, which names `field`, where it
     cannot be had."""
+    # They load torch, and whoever checks rows has none.
+    from polyrl_trainer.checkpoints.bounded_reads import BoundedReads
+    from polyrl_trainer.checkpoints.store import PACKAGES
+
     folder = cache_place(uri, cache)
     try:
         reads = BoundedReads(uri)
@@ -94,6 +98,8 @@ def _refuse(there: Iterable[str], begin: str) -> None:
 def listing(reads: BoundedReads, wanted: tuple[str, ...] | None) -> tuple[str, dict[str, tuple[int, str]]]:
     """A place in the store, and below that, by name, size and version of what there is of the `wanted` patterns; None:
     of the one file that it is. Raises whatever the store answers with."""
+    from polyrl_trainer.checkpoints.bounded_reads import LISTED_BYTES
+
     with reads.bounded(LISTED_BYTES):
         if wanted is not None:
             return reads.root, _of_patterns(reads.files.find(reads.root, detail=True), reads.root, wanted)
@@ -122,6 +128,8 @@ def _size_and_version(entry: Mapping[str, Any]) -> tuple[int, str]:
 def _fetch(
     reads: BoundedReads, root: str, there: Mapping[str, tuple[int, str]], folder: Path, *, notes: Notes, field: str
 ) -> None:
+    from polyrl_trainer.checkpoints import replace_file
+
     folder.mkdir(parents=True, exist_ok=True)
     for name, (size, version) in there.items():
         path = folder / name
@@ -139,6 +147,9 @@ def _fetch(
 
 
 def _fetch_file(reads: BoundedReads, place: str, path: Path, size: int) -> None:
+    from polyrl_trainer.checkpoints import sync
+    from polyrl_trainer.checkpoints.store import AtMost
+
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
