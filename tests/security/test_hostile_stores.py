@@ -73,14 +73,14 @@ def trickle(server: Store) -> Iterator[bytes]:
 
 
 def test_one_page_without_an_end_is_refused(hostile: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyrl_trainer.data.fetched.LISTED_BYTES", 1 << 20)
+    monkeypatch.setattr("polyrl_trainer.checkpoints.bounded_reads.LISTED_BYTES", 1 << 20)
     hostile.answer = lambda path: itertools.repeat(PIECE)
     with pytest.raises(InvalidData, match=r"cannot be read: more bytes came than a listing and its seals have"):
         fetch_files(uri(hostile), tmp_path, WANTED, FIELD)
 
 
 def test_pages_without_an_end_are_refused(hostile: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyrl_trainer.data.fetched.LISTED_BYTES", 1 << 20)
+    monkeypatch.setattr("polyrl_trainer.checkpoints.bounded_reads.LISTED_BYTES", 1 << 20)
     hostile.answer = lambda path: iter([f'<a href="{path.rstrip("/")}/a/">next</a>'.encode(), PIECE])
     with pytest.raises(InvalidData, match=r"cannot be read: more bytes came than a listing and its seals have"):
         fetch_files(uri(hostile), tmp_path, WANTED, FIELD)
