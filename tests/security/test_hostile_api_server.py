@@ -52,7 +52,7 @@ Answers = dict[str, Any]
 
 
 class Server:
-    """Answers each path as it is said, else by an empty list."""
+    """Answers each path as it is said, or as a function of the request says, else by an empty list."""
 
     def __init__(self) -> None:
         self.answers = Answers()
@@ -65,6 +65,8 @@ class Server:
         found = self.answers.get(request.path.rpartition("/")[2], {"metadata": {"resourceVersion": "9"}, "items": []})
         if self.leads_to:
             raise web.HTTPTemporaryRedirect(self.leads_to)
+        if callable(found):
+            found = found(request)
         return web.Response(body=found if isinstance(found, bytes) else json.dumps(found).encode())
 
 
@@ -128,6 +130,60 @@ async def test_an_answer_larger_than_any_is_one_error(
     server.answers[POD.plural] = b" " * 1001 + b"{}"
     with pytest.raises(ApiError, match="it sends more than 1,000 bytes"):
         await resync_of(client)[0].read_all()
+
+
+def fat(name: str) -> Any:
+    """An object as large as the API server lets a tenant's be."""
+    return {"metadata": {"name": name, "namespace": "n", "uid": name, "resourceVersion": "3"}, "spec": "x" * 400}
+
+
+def page_as_asked(request: web.Request) -> bytes:
+    """Of nine such pods."""
+    begin, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
+    items = [fat(f"p{number}") for number in range(begin, min(9, begin + limit))]
+    more = str(begin + limit) if begin + limit < 9 else ""
+    return json.dumps({"metadata": {"resourceVersion": "9", "continue": more}, "items": items}).encode()
+
+
+@pytest.mark.parametrize("kind", [JOB, CONFIG_MAP, POD], ids=lambda kind: kind.plural)
+async def test_a_page_of_objects_that_are_too_large_together_is_asked_for_with_fewer(
+    served: tuple[Server, Client], monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """A tenant's 200 pods, each as large as may be, kept all new jobs of the cluster waiting."""
+    server, client = served
+    monkeypatch.setattr(connect, "MAX_BODY", 1200)
+    server.answers[kind.plural] = page_as_asked
+    pages = [items async for items, _ in client.pages(kind, None)]
+    assert [item["metadata"]["name"] for items in pages for item in items] == [f"p{number}" for number in range(9)]
+    monkeypatch.setattr(connect, "MAX_BODY", 300)
+    with pytest.raises(ApiError, match="it sends more than 300 bytes"):
+        [page async for page in client.pages(kind, None)]
+
+
+@pytest.mark.parametrize("kind", [JOB, POD], ids=lambda kind: kind.plural)
+async def test_kopf_lists_in_smaller_pages_after_one_that_was_too_large(kind: Any) -> None:
+    class Oversized:
+        async def read(self) -> bytes:
+            raise connect.OversizedAnswer("it sends more than that")
+
+    monitor, limits = StreamMonitor(lambda: None), list[int]()
+
+    async def list_once() -> None:
+        request = SimpleNamespace(method="GET", url=URL(f"http://server{kind.path(None)}"))
+
+        async def handle(sent: Any) -> Any:
+            limits.append(int(sent.url.query["limit"]))
+            return SimpleNamespace(status=200, content=Oversized())
+
+        response = await monitor.middleware(request, handle)  # type: ignore[arg-type]
+        with pytest.raises(connect.OversizedAnswer):
+            await response.content.read()
+
+    for _ in range(10):
+        await list_once()
+    first = limits[0]
+    assert limits[:3] == [first, first // 2, first // 4]
+    assert limits[-1] == 1
 
 
 async def test_what_is_written_is_sent_nowhere_else(served: tuple[Server, Client]) -> None:

@@ -23,6 +23,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from polyrl.cluster.actions import Object
 from polyrl.errors import UNDECODABLE, PolyRLError
 from polyrl_operator.api.answers import page_of
+from polyrl_operator.api.connect import OversizedAnswer
 from polyrl_operator.api.kinds import JOB, KINDS, ResourceKind
 from polyrl_operator.api.tenant_objects import JOBS_PAGE, screened_job, screened_jobs, screened_line
 
@@ -54,6 +55,8 @@ DATE_RESOLUTION_S: Final = 1.0
 LOGGED_CORRECTION_S: Final = 2.0
 """A correction of the clock worth a log line: more than the resolution and a slow answer explain."""
 
+OVERSIZED: Final = "Oversized"
+"""Reason of our own: the answer has more bytes than are read."""
 LISTED: Final = "LIST"
 """Type of the changes that begin with a list; all others are as the API server names them."""
 WATCH_S: Final = 240
@@ -153,7 +156,14 @@ class Client:
         accept = METADATA_ONLY if metadata_only else JSON
         path = kind.path(namespace)
         for _ in range(MAX_PAGES):
-            answer = await self._request("GET", path, query, accept=accept)
+            try:
+                answer = await self._request("GET", path, query, accept=accept)
+            except ApiError as error:
+                if error.reason != OVERSIZED or query["limit"] == "1":
+                    raise
+                # Objects of a tenant, each as large as the API server lets it: fewer of them at a time.
+                query["limit"] = str(int(query["limit"]) // 2)
+                continue
             try:
                 page = page_of(answer, path, query.get("continue", ""))
             except UNDECODABLE as fault:
@@ -245,6 +255,8 @@ class Client:
                 method, url, headers=headers, body=body, _request_timeout=REQUEST_S
             )
             data: bytes = await response.read()
+        except OversizedAnswer as cause:
+            raise ApiError(413, OVERSIZED, f"{method} {url}: {cause}") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
             words = str(cause) or type(cause).__name__
             raise ApiError(0, "Unreachable", f"the API server does not answer: {words}") from cause

@@ -22,8 +22,13 @@ from polyrl.errors import UserError
 CONNECTIONS: Final = 64
 """To the API server at a time, ours without kopf's: more than workers that act at once."""
 
-MAX_BODY: Final = 128 << 20
-"""Bytes of a whole answer: a hundred times what a page of pods has."""
+MAX_BODY: Final = 32 << 20
+"""Bytes of a whole answer: ten times what a page of pods has, and more than any one object, of which the API server
+stores 1.5 MiB, and escapes a byte by six at most."""
+
+
+class OversizedAnswer(aiohttp.ClientPayloadError):
+    """More than MAX_BODY: a page of a list has to be asked for with fewer objects."""
 
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
@@ -79,12 +84,12 @@ class _BoundedBody:
         return self._content.__aiter__()
 
     async def read(self) -> bytes:
-        """All of it. Raises ClientPayloadError."""
+        """All of it. Raises OversizedAnswer, and ClientPayloadError for one that breaks off."""
         data = bytearray()
         async for part in self._content.iter_any():
             data += part
             if len(data) > MAX_BODY:
-                raise aiohttp.ClientPayloadError(f"it sends more than {MAX_BODY:,} bytes")
+                raise OversizedAnswer(f"it sends more than {MAX_BODY:,} bytes")
         return bytes(data)
 
 

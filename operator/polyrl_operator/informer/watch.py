@@ -29,6 +29,7 @@ import structlog
 
 from polyrl.errors import UNDECODABLE
 from polyrl_operator.api.answers import MAX_LINE, checked_line, checked_list
+from polyrl_operator.api.connect import OversizedAnswer
 from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind, permission_for
 from polyrl_operator.api.tenant_objects import JOBS_PAGE, screened_line, screened_list
 from polyrl_operator.informer.cache import Cache
@@ -79,6 +80,8 @@ class StreamMonitor:
         """By path: when its first watch was opened, then when one last gave bytes."""
         self._may_open_at: dict[str, float] = {}
         """By path: kopf itself opens a watch that ends at once hundreds of times a second."""
+        self._pages: dict[str, int] = {}
+        """Objects per page, by path, where PAGE of them were more than is read."""
         self._silent: set[str] = set()
         """Paths whose newest watch gave nothing yet."""
 
@@ -93,14 +96,17 @@ class StreamMonitor:
         path, query = request.url.path, request.url.query
         verb = permission_for(request.method, path, watch="watch" in query).verb
         of_jobs = path.endswith(f"/{JOB.plural}")
-        if of_jobs and verb == "list":
-            request.url = request.url.update_query(limit=JOBS_PAGE)
+        page = self._pages.get(path, JOBS_PAGE if of_jobs else PAGE)
+        if verb == "list":
+            request.url = request.url.update_query(limit=page)
         if verb == "watch":
             await self._pace(path)
         response = await handler(request)
         if path.rpartition("/")[2] in READ and verb == "list" and response.status == 200:
             asked = query.get("continue", "")
-            response.content = cast(aiohttp.StreamReader, _CheckedList(response.content, path, asked, jobs=of_jobs))
+            halve = partial(self._pages.__setitem__, path, max(1, page // 2))
+            checked = _CheckedList(response.content, path, asked, jobs=of_jobs, on_oversized=halve)
+            response.content = cast(aiohttp.StreamReader, checked)
         if response.status == 200 and verb == "watch":
             response.content = cast(
                 aiohttp.StreamReader, self._watched(path, response.content, screened_line if of_jobs else bytes)
@@ -177,15 +183,23 @@ class _CheckedList:
     """A response's content with a page of a list, without what nobody could read, and of jobs without what is too large
     or too deep."""
 
-    def __init__(self, content: aiohttp.StreamReader, path: str, asked: str, *, jobs: bool) -> None:
+    def __init__(
+        self, content: aiohttp.StreamReader, path: str, asked: str, *, jobs: bool, on_oversized: Callable[[], None]
+    ) -> None:
         self._content, self._path, self._asked, self._jobs = content, path, asked, jobs
+        self._on_oversized = on_oversized
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
 
     async def read(self) -> bytes:
         """Raises ClientPayloadError, after which kopf lists again a little later."""
-        data = await self._content.read()
+        try:
+            data = await self._content.read()
+        except OversizedAnswer as error:
+            log.warning("a list is asked for again, in smaller pages", place=self._path, error=str(error))
+            self._on_oversized()
+            raise
         try:
             # In a thread, or eight jobs of the largest kind would keep all others waiting.
             screened = await asyncio.to_thread(screened_list, data) if self._jobs else data
