@@ -204,11 +204,14 @@ async def test_kopf_is_given_objects_and_changes_alone(kind: Any, monkeypatch: p
     changes += [{"type": "WHAT", "object": GOOD}, {"type": "BOOKMARK", "object": 5}]
     changes += [{"type": "ERROR", "object": one} for one in (None, {"code": "500"}, {"code": 500})]
     lines = [json.dumps(one).encode() + b"\n" for one in changes] + [b"\0no json\n"]
-    content = (await asked(kind, "?watch=true", b"".join(lines))).content
+    gaps = list[None]()
+    monitor = StreamMonitor(lambda: gaps.append(None))
+    content = (await asked(kind, "?watch=true", b"".join(lines), monitor)).content
     given = [json.loads(one) async for part in content.iter_chunked(1 << 20) for one in part.splitlines()]
     assert [one["type"] for one in given] == ["ADDED", "ERROR", "ERROR", "ERROR"]
     assert given[0]["object"]["metadata"] == GOOD["metadata"]
     assert {one["object"]["code"] for one in given[1:]} == {410}
+    assert gaps, "what was left out may have been a change: everything is listed"
     page = {"metadata": {"resourceVersion": "9"}, "items": [*STRANGE, GOOD]}
     listed = json.loads(await (await asked(kind, "", json.dumps(page).encode())).content.read())
     assert [one["metadata"]["name"] for one in listed["items"]] == ["good"]

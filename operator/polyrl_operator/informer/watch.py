@@ -134,7 +134,7 @@ class StreamMonitor:
             self._silent.discard(path)
             self._alive_at[path] = time.monotonic()
 
-        return _WholeLines(content, path, on_bytes, screen)
+        return _WholeLines(content, path, on_bytes, screen, self._on_gap)
 
 
 class _WholeLines:
@@ -146,8 +146,10 @@ class _WholeLines:
         path: str,
         on_bytes: Callable[[], None],
         screen: Callable[[bytes], bytes],
+        on_gap: Callable[[], None],
     ) -> None:
         self._content, self._path, self._on_bytes, self._screen = content, path, on_bytes, screen
+        self._on_gap = on_gap
         self._strange = False
 
     def __getattr__(self, name: str) -> Any:
@@ -176,6 +178,8 @@ class _WholeLines:
             if not self._strange:
                 log.warning("a watch holds what is no change; it is left out", place=self._path, error=str(error))
             self._strange = True
+            # It may have been a change, garbled on the way.
+            self._on_gap()
             return b""
 
 
