@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -11,6 +13,9 @@ from polyrl_rollout.testing.simulation import draw_schedule, run_schedule, shrin
 
 COUNT = int(os.environ.get("POLYRL_SCHEDULES", "240"))
 SLICES = 8
+
+ENDS_DIFFERENTLY_BY_A_SET_OF_NAMES = 3005034
+"""Two engines of equal cost knew a sample's siblings, and the one whose name came first in a set got it."""
 
 
 @pytest.mark.timeout(3600)
@@ -56,6 +61,26 @@ def test_what_once_broke_an_invariant_does_not_again(number: int) -> None:
 def test_a_seed_gives_the_same_run_every_time() -> None:
     first, second = (run_schedule(draw_schedule(7)) for _ in range(2))
     assert first == second
+
+
+def test_a_seed_gives_the_same_run_in_every_process() -> None:
+    """Names hash differently in each process: an order that follows from a set of them is another one there."""
+    program = (
+        "from polyrl_rollout.testing.simulation import draw_schedule, run_schedule\n"
+        f"run = run_schedule(draw_schedule({ENDS_DIFFERENTLY_BY_A_SET_OF_NAMES}))\n"
+        "print(run.counters, run.virtual_s, run.events)"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            check=True,
+            capture_output=True,
+            timeout=120,
+        ).stdout
+        for salt in ("0", "1")
+    ]
+    assert runs[0] == runs[1]
 
 
 def test_schedules_reach_every_way_an_assignment_can_end() -> None:

@@ -117,10 +117,11 @@ def _retry_at(state: LedgerState, sample: SampleState) -> float:
     return sample.moved_at + pause if sample.moved_at >= deadline else min(deadline, sample.moved_at + pause)
 
 
-def sibling_engines(state: LedgerState, group: Group) -> set[str]:
-    """Engines that run samples of the group."""
+def sibling_engines(state: LedgerState, group: Group) -> dict[str, None]:
+    """Engines that run samples of the group, each once. In an order: it decides between equals, and the order of a set
+    of names differs from process to process."""
     numbers = (state.samples[sample_id(group.id, index)].assignment for index in range(group.n))
-    return {state.assignments[number].engine for number in numbers if number}
+    return {state.assignments[number].engine: None for number in numbers if number}
 
 
 def has_slot(engine: LeasedEngine, now: float) -> bool:

@@ -309,7 +309,7 @@ class _Group:
     def _give(self, name: str, request: PlacementRequest, engine: LeasedEngine) -> None:
         unread = request.unread(engine, has_sibling=engine.name in self._siblings)
         assign(self._transition, name, engine, reading=unread)
-        self._siblings.add(engine.name)
+        self._siblings[engine.name] = None
         if has_slot(engine, self._transition.now):
             self._offer(request, engine)
         else:
