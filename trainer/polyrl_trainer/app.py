@@ -48,7 +48,7 @@ from polyrl_trainer.generation.supply import AdoptedGroups, GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
 from polyrl_trainer.loops.rl_loop import RolloutSide
 from polyrl_trainer.loops.stages import Stages
-from polyrl_trainer.metrics import METRICS, MetricsLogger, rewind_metrics
+from polyrl_trainer.metrics import METRICS, MetricsLogger, newest_moment, rewind_metrics
 from polyrl_trainer.preparation import Prepared, prepare, stop_files
 from polyrl_trainer.sample_log import log as sample_log
 from polyrl_trainer.session import Session, run_beside, was_done, write_result
@@ -190,7 +190,8 @@ def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tu
         state = _resumed_state(resumed_from, job)
         checkpoints.adopt_finals(resumed_from)
     rewind_metrics(arguments.run / METRICS, state)
-    sample_log.go_back_to(arguments.run / SAMPLES, state)
+    evaluated = newest_moment(arguments.run / METRICS) != (state.stage.value, state.step)
+    sample_log.go_back_to(arguments.run / SAMPLES, state, evaluated=evaluated)
     session = Session(
         state,
         checkpoints,

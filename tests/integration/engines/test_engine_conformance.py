@@ -165,6 +165,7 @@ async def started(
 async def kind(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(SLEEPS_ON_CPU), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "true")  # Whoever starts an agent may have set it.
         yield str(request.param)
 
 

@@ -73,7 +73,7 @@ async def test_a_few_samples_of_each_step_and_all_of_an_evaluation_are_kept_as_t
     assert {one.chosen for one in evaluated} == {()}
 
     state = read_checkpoint(tmp_path / "checkpoints" / "rl-step-000003")
-    sample_log.go_back_to(tmp_path / SAMPLES, state)
+    sample_log.go_back_to(tmp_path / SAMPLES, state, evaluated=True)
     assert records(tmp_path) == [one for one in kept if one.step <= 3]
 
 

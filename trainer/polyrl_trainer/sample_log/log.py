@@ -116,25 +116,26 @@ def thinned(lines: Sequence[bytes], max_bytes: int) -> list[bytes]:
     return [line for moment in moments for line in moment]
 
 
-def go_back_to(path: Path, state: TrainerState) -> None:
-    """Leaves in the file what had happened by `state`; another file takes its place at once, or none does."""
+def go_back_to(path: Path, state: TrainerState, *, evaluated: bool) -> None:
+    """Leaves in the file what had happened by `state`; another file takes its place at once, or none does.
+    `evaluated`: the numbers of an evaluation after that step are known, if one was due."""
     if path.exists():
-        replace_file(path, b"".join(kept_lines(read_lines(path), state)))
+        replace_file(path, b"".join(kept_lines(read_lines(path), state, evaluated=evaluated)))
 
 
-def kept_lines(lines: Iterable[bytes], state: TrainerState) -> Iterator[bytes]:
+def kept_lines(lines: Iterable[bytes], state: TrainerState, *, evaluated: bool) -> Iterator[bytes]:
     """The lines that `state` has behind it; none that is no row, as the last one that its writer was killed over."""
     for line in lines:
-        if any(_is_behind(record, state) for record in parse_records([line])):
+        if any(_is_behind(record, state, evaluated) for record in parse_records([line])):
             yield line
 
 
-def _is_behind(record: SampleRecord, state: TrainerState) -> bool:
+def _is_behind(record: SampleRecord, state: TrainerState, evaluated: bool) -> bool:
     moment, reached = (STAGES.index(record.stage), record.step), (STAGES.index(state.stage), state.step)
     if moment != reached or record.purpose is Purpose.TRAIN:
         return moment <= reached
     # An evaluation follows the checkpoint of its step. One before, between or after the stages is done again, unless
-    # the checkpoint knows its result; any other is done again only where it had not ended, and then it has no rows.
+    # the checkpoint knows its result; any other only where its writer was killed between its texts and its numbers.
     if state.step == 0:
         return "base" in state.results.evaluations
-    return not state.stage_done
+    return evaluated and not state.stage_done

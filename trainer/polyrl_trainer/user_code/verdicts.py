@@ -16,7 +16,7 @@ from polyrl_trainer.sample import ANSWER_HASH
 from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
 
 ANSWER: Final = "answer"
-"""A text, or None, among what the reward names: what the sample answers, for a vote among a prompt's samples."""
+"""A text, a number or None that the reward names: what the sample answers, for a vote among a prompt's samples."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ Verdict = Reward | Unscored
 def read_reward(result: object, function: str = "the reward") -> Verdict:
     """A number or a dict with `reward`; anything else is REWARD_INVALID."""
     named = dict(result) if isinstance(result, Mapping) else {"reward": result}
-    if isinstance(answer := named.get(ANSWER, 0.0), str | None):
-        del named[ANSWER]
+    if isinstance(answer := _as_text(named.get(ANSWER)), str | None):
+        named.pop(ANSWER, None)
         named |= {} if answer is None else {ANSWER_HASH: _number_of(answer)}
     if "reward" not in named:
         names = readable(str(sorted(map(str, named))), MAX_NAME_CHARS)
@@ -76,6 +76,14 @@ def read_rewards(results: object, n: int, *, function: str) -> list[Verdict]:
         detail = f"{function} must return a list with a result for each of its {n} samples, got {got}"
         return [Unscored(DiscardReason.REWARD_INVALID, detail)] * n
     return [read_reward(result, function) for result in each]
+
+
+def _as_text(answer: object) -> object:
+    """42, 42.0 and "42" are one answer; what is no finite number is left as it is."""
+    number = _finite(answer)
+    if number is None:
+        return answer
+    return str(answer) if type(answer) is int else f"{number:.15g}"
 
 
 def _number_of(answer: str) -> float:

@@ -13,7 +13,7 @@ prompt is matched with what older weights computed. While requests run SGLang st
 when it hands them on, so nothing may lie between drawing and handing on: no overlapped batch, no tokens gathered.
 
 SGLang pins its own torch, so it usually lives in an environment of its own: POLYRL_SGLANG_PYTHON names that
-environment's interpreter. Whatever else SGLang reads from the environment it inherits from the agent.
+environment's interpreter. But for ENVIRONMENT, what SGLang reads from the environment it inherits from the agent.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ from polyrl_rollout.engines.port import (
     read_limits,
 )
 from polyrl_rollout.engines.sglang.launch import (
+    ENVIRONMENT,
     HEALTH_DEADLINE_S,
     HOST,
     MAX_SEED,
@@ -137,7 +138,7 @@ class SGLangEngine:
         config = write_config(key)
         command = server_command(self._spec, secrets.randbelow(MAX_SEED), model_folder, port, context, config)
         command += sleep_arguments(self._spec) if self.sleeps else []
-        self._child = await ChildProcess.start(command, SLEEP_ENVIRONMENT if self.sleeps else None)
+        self._child = await ChildProcess.start(command, ENVIRONMENT | (SLEEP_ENVIRONMENT if self.sleeps else {}))
         # Streams end when the engine is silent, not when they are long; everything else has its own deadline.
         self._session = aiohttp.ClientSession(
             f"http://{HOST}:{port}",

@@ -37,6 +37,8 @@ OURS: Final = {"--config": "a key", "--api-key": "a key", "--admin-api-key": "a 
 """Arguments that only the agent gives, and why."""
 SAVER: Final = "--enable-memory-saver"
 """Without it memory that sleeps is not freed. It needs a GPU: on a CPU orders are followed, and nothing is freed."""
+ENVIRONMENT: Final = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "false"}
+"""Set by whoever starts the agent, its logprobs would be those of temperature 1, whatever was drawn from."""
 SLEEP_ENVIRONMENT: Final = {"NCCL_GRAPH_REGISTER": "0"}
 """Captured kernels of several GPUs that registered memory which is unmapped meanwhile hang after they woke."""
 

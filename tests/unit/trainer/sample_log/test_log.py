@@ -41,19 +41,24 @@ WHOLE = "eval-sft-0 eval-sft-40 train-rl-1 train-rl-2 eval-rl-2 train-rl-3 eval-
 def test_what_stays(stage: str, step: int, done: bool, known: str, kept: str) -> None:
     results = Results(evaluations={moment: {} for moment in known.split()})
     state = TrainerState(1, TrainingStage(stage), step=step, stage_done=done, results=results)
-    assert words(list(kept_lines(map(line, WHOLE.split()), state))) == kept
+    assert words(list(kept_lines(map(line, WHOLE.split()), state, evaluated=True))) == kept
+
+
+def test_texts_without_their_numbers_are_dropped_for_the_evaluation_is_done_again() -> None:
+    state = TrainerState(1, TrainingStage.RL, step=2)
+    assert "eval-rl-2" not in words(list(kept_lines(map(line, WHOLE.split()), state, evaluated=False)))
 
 
 @pytest.mark.parametrize("known", ["", "base"])
 def test_the_first_evaluation_of_rl_alone_is_done_again_unless_it_is_known(known: str) -> None:
     state = TrainerState(1, TrainingStage.RL, results=Results(evaluations={at: {} for at in known.split()}))
-    assert len(list(kept_lines([line("eval-rl-0")], state))) == len(known.split())
+    assert len(list(kept_lines([line("eval-rl-0")], state, evaluated=True))) == len(known.split())
 
 
 def test_a_line_that_a_writer_was_killed_over_is_dropped() -> None:
     state = TrainerState(1, TrainingStage.RL, step=3)
     whole = line("train-rl-1")
-    assert list(kept_lines([whole, whole[:20], b"\xff\xfe\n", b"[1]\n", b"\n"], state)) == [whole]
+    assert list(kept_lines([whole, whole[:20], b"\xff\xfe\n", b"[1]\n", b"\n"], state, evaluated=True)) == [whole]
 
 
 def test_what_does_not_fit_is_thinned_from_the_old_end() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -90,9 +92,10 @@ def test_equal_answers_are_equal_numbers_and_others_are_not() -> None:
     assert number("42") == number(" 42\n") != number("43")
     assert number("\ud800") is not None
     assert number(None) is None
-    read = read_reward({"reward": 1, "answer": 42})
-    assert isinstance(read, Reward)
-    assert shown_metrics(read.metrics) == {"answer": 42.0}, "a number is one of the reward's own"
+    assert number(42) == number(42.0) == number(np.int64(42)) == number("42") != number(42.5)
+    assert number(10**20) != number(10**20 + 1)
+    assert isinstance(read_reward({"reward": 1, "answer": math.nan}), Unscored)
+    assert isinstance(read_reward({"reward": 1, "answer": ["42"]}), Unscored)
     read = read_reward({"reward": 1, "answer": "42", "length": 3})
     assert isinstance(read, Reward)
     assert shown_metrics(read.metrics) == {"length": 3.0}
