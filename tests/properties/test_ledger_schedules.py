@@ -50,6 +50,7 @@ BROKEN_ONCE = {
     3002947: "the trainer's engine slept on, for others were counted on that cannot hold what was left",
     3003121: "the same, for others that had left the versions behind that the rest may be of",
     1413528: "the manager was away, and its absence counted as the time that engines took for their tokens",
+    3010951: "a sample waited until the trainer had learned for an engine that had refused it, beside an idle one",
 }
 
 

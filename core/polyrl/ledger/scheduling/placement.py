@@ -349,6 +349,7 @@ class _Group:
         own = {e.name: e for e in (*near, *itertools.islice(transition.fleet.roomy_own(), CANDIDATES))}.values()
         able = [e for e in own if e.pool is Pool.RESERVED and e.name not in self._offers and has_slot(e, now)]
         able = [e for e in able if serves(e, request.low, request.high) and fits(e, request, now)]
+        able = [e for e in able if takes_back(state, e, request, now)]
         costs = (self._costs.on(e, request, has_sibling=e.name in self._siblings) for e in able)
         until = state.samples[name].since + elsewhere - min(costs, default=inf)
         if until <= now + SHORTEST_HOLD_S:

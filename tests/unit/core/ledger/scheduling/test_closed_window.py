@@ -9,6 +9,7 @@ from polyrl.ledger.scheduling import placement
 from polyrl.ledger.scheduling.cost import Costs, others_can, placement_request
 from polyrl.ledger.scheduling.placement import ASKED, ASKS_AT_ONCE, CANDIDATES
 from polyrl.ledger.scheduling.rebalance import TAKERS
+from polyrl.ledger.state import SamplePhase
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Pool
 from polyrl.wire import Assign, Deregister, Recall
@@ -81,6 +82,19 @@ def test_without_engines_of_the_trainer_nobody_waits_for_the_window() -> None:
     transition = Transition(state, stage.now, Fleet(state))
     request = placement_request(state, list(state.samples)[-1], stage.now)
     assert Costs(transition).in_window_at_least(request) == float("inf")
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["nobody refused it", "that engine refused it"])
+def test_a_sample_waits_for_the_window_only_where_it_will_be_taken(*, refused: bool) -> None:
+    """Seed 3010951: it waited in vain until the trainer had learned, beside an idle engine."""
+    stage = learning(1, others=1)
+    stage.ledger.state.engines["s0"].step_scale = 1.0
+    stage.submit(1, max_new_tokens=35)
+    (waiting,) = [one for one in stage.ledger.state.samples.values() if one.phase is SamplePhase.WAITING]
+    if refused:
+        waiting.rejected_by, waiting.rejections = ["r0"], 1
+    stage.pass_time(1.5)
+    assert (waiting.phase is SamplePhase.ASSIGNED) is refused
 
 
 def test_who_took_work_last_is_believed_only_while_it_does() -> None:
