@@ -51,6 +51,7 @@ BROKEN_ONCE = {
     3003121: "the same, for others that had left the versions behind that the rest may be of",
     1413528: "the manager was away, and its absence counted as the time that engines took for their tokens",
     3010951: "a sample waited until the trainer had learned for an engine that had refused it, beside an idle one",
+    3064523: "an engine that greets in a flood took the answer to a greeting on its last connection for this one's",
 }
 
 
