@@ -48,7 +48,10 @@ HOLD_DRIFT: Final = 0.1
 """And this share of the time that it is held: what an engine gives in a second differs from the mean of its speed."""
 
 IDLE_SLACK_S: Final = 15.0
-"""The same where nothing comes from the reserved engines at all: silence until one is gone."""
+"""The same once nothing came from the reserved engines at all for SILENT_S: silence until one is gone, and what was
+owed by then is owed when it gives again."""
+
+SILENT_S: Final = 1.0
 
 LEARNED_BATCHES: Final = 3
 """After which what learning takes is measured; a trainer that is killed meanwhile shows it for none."""
@@ -84,8 +87,8 @@ class HeldBatches:
         self._left: _Work | None = None
         """While a batch is held for generation."""
         self._debt = _Work(0.0, 0.0)
-        self._held_s = self._idle_s = 0.0
-        """Of that time, all, and since tokens last came from the reserved engines."""
+        self._held_s = self._idle_s = self._longest_idle_s = 0.0
+        """Of that time, all, since tokens last came from the reserved engines, and the longest that none came."""
 
     def started(self, engine: str, step_s: Callable[[], float]) -> None:
         """An engine is there that takes `step_s()` for a token."""
@@ -102,7 +105,8 @@ class HeldBatches:
         self._count_anew()
 
     def _count_anew(self) -> None:
-        self._left, self._debt, self._held_s, self._idle_s = None, _Work(0.0, 0.0), 0.0, 0.0
+        self._left, self._debt = None, _Work(0.0, 0.0)
+        self._held_s = self._idle_s = self._longest_idle_s = 0.0
 
     def happened(self, events: Iterable[f.Event], state: LedgerState) -> None:
         """The ledger has decided this."""
@@ -160,8 +164,9 @@ class HeldBatches:
         running = [engine for engine in state.engines.values() if engine.pool is Pool.RESERVED and engine.running]
         gives = any(engine.token_at >= now for engine in running)
         self._idle_s = 0.0 if gives else self._idle_s + seconds
+        self._longest_idle_s = max(self._longest_idle_s, self._idle_s)
         self._held_s += seconds
-        slack = HOLD_DRIFT * self._held_s + (IDLE_SLACK_S if self._idle_s > 1.0 else HOLD_SLACK_S)
+        slack = HOLD_DRIFT * self._held_s + (IDLE_SLACK_S if self._longest_idle_s > SILENT_S else HOLD_SLACK_S)
         if isfinite(left.others) and self._debt.others > slack:
             return (
                 f"a batch is held {self._debt.others:.1f} s longer than others need for the rest, {left.others:.1f} s"
