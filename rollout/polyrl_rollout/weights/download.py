@@ -45,7 +45,7 @@ class Download:
         self._places = np.array([places[chunk.hash] for chunk in missing], np.int64)
         self.coming = set[bytes]()
         """Asked of the publisher, for others to know."""
-        self.changed = threading.Condition()
+        self.changed, self._whole = threading.Condition(), threading.Event()
 
     @property
     def is_done(self) -> bool:
@@ -56,6 +56,10 @@ class Download:
         with self.changed:
             if not self.plan.is_done:
                 self.changed.wait(seconds)
+
+    def wait_for_all(self, seconds: float) -> bool:
+        """Whether the last chunk has come, at most so long; who waits is not woken for each."""
+        return self._whole.wait(seconds)
 
     def next(self, source: str) -> int | None:
         with self.changed:
@@ -77,6 +81,8 @@ class Download:
             self._took(source, entry.size)
             whole = self._into.take(entry)
             self.plan.came(source, chunk, time.monotonic())
+            if self.plan.is_done:
+                self._whole.set()
             self.changed.notify_all()
         for tensor in whole:
             self._into.verify_tensor(tensor)

@@ -104,6 +104,7 @@ class Partial:
     def place(self, chunk: ChunkEntry) -> memoryview:
         """Where a chunk is to be written."""
         offset, size = self._places[chunk.hash][0]
+        self.file.populate(self.file.size - self.manifest.stream_bytes + offset, size)
         return self._stream[offset : offset + size]
 
     def read(self, chunk: ChunkEntry) -> bytearray | None:

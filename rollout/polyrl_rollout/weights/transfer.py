@@ -123,8 +123,8 @@ class Transfer:
             others.start()
         for thread in threads:
             thread.start()
-        while not download.is_done and any(thread.is_alive() for thread in threads):
-            download.wait(ASK_ANYWAY_S)
+        while any(thread.is_alive() for thread in threads) and not download.wait_for_all(ASK_ANYWAY_S):
+            pass
         # One that still dials has nothing to do any more. All else is over first: what came is changed by deltas next.
         with self._changed:
             self._changed.wait_for(lambda: not self._open)

@@ -225,3 +225,17 @@ def test_bandwidth_is_that_of_bulk_while_it_flows(thread: _ServingThread) -> Non
         now += after
         thread._count(sent, now)
     assert (thread.sent, thread.busy_s) == (2 << 20, pytest.approx(0.02))
+
+
+def test_taking_a_room_spells_no_peer_out(thread: _ServingThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frame by frame a peer that waits for nothing was looked for by an error, whose text holds all of the peer."""
+
+    def spelled(peer: _Peer) -> str:
+        raise AssertionError("a peer was spelled out")
+
+    monkeypatch.setattr(_Peer, "__repr__", spelled)
+    with ExitStack() as stack:
+        peer, _ = connect(thread, stack)
+        thread._get_room(peer)
+        assert peer.room is not None
+        thread._end(peer)
