@@ -1,9 +1,9 @@
 """What the learner takes of each of its GPUs: what it holds between passes, and what a pass adds.
 
     held      float32 weights, gradients and AdamW's two moments; a critic on a trunk of its own the same once more;
-              with a KL penalty the reference's weights. With adapters (LoRA) these for the adapters alone, and the
-              frozen weights in `model.dtype`. Over several GPUs each holds its share of a copy; with
-              `trainer.fsdp.cpuOffload` the host does.
+              with a KL penalty, and for pairs (DPO), the reference's weights. With adapters (LoRA) these for the
+              adapters alone, and the frozen weights: layers in `model.dtype`, embeddings in float32. Over several GPUs
+              each holds its share of a copy; with `trainer.fsdp.cpuOffload` the host does.
     a pass    on one GPU casts of all weights (autocast keeps them until the pass is over); over several (FSDP2) two
               gathered layers and what is outside the layers, in `model.dtype`, and a layer's gradients on their way
               activations of the pass's tokens, one chunk of logits
@@ -89,9 +89,9 @@ def learner_memory(
     models = 2 if trains_critic(recipe) else 1
     lora = recipe.model.lora is not None
     learned = models * (adapter_parameters(sizes, recipe) if lora else sizes.parameters)
-    frozen = models * SERVED_BYTES[recipe.model.dtype] * sizes.parameters if lora else 0
+    frozen = models * _frozen_bytes(sizes, recipe) if lora else 0
     logits = _logits(sizes, recipe, tokens)
-    reference = FLOAT32_BYTES * sizes.parameters if recipe.algorithm.kl_coefficient > 0 and not lora else 0
+    reference = FLOAT32_BYTES * sizes.parameters if holds_reference(recipe) else 0
     held = {
         "weights": _share(FLOAT32_BYTES * learned + frozen, shards),
         "gradients": _share(FLOAT32_BYTES * learned, shards),
@@ -113,7 +113,14 @@ def learner_bytes(recipe: RecipeSpec) -> int:
     if recipe.model.lora is not None:
         return SERVED_BYTES[recipe.model.dtype] * (2 if trains_critic(recipe) else 1)
     critic = LEARNER_BYTES if trains_critic(recipe) else 0
-    return LEARNER_BYTES + critic + (FLOAT32_BYTES if recipe.algorithm.kl_coefficient > 0 else 0)
+    return LEARNER_BYTES + critic + (FLOAT32_BYTES if holds_reference(recipe) else 0)
+
+
+def holds_reference(recipe: RecipeSpec) -> bool:
+    """Whether the learner holds the model that it began with beside what it learns; below adapters it is there."""
+    if recipe.model.lora is not None or recipe.mode in (Mode.SFT, Mode.REWARD_MODEL):
+        return False
+    return recipe.mode is Mode.DPO or recipe.algorithm.kl_coefficient > 0
 
 
 def trains_critic(recipe: RecipeSpec) -> bool:
@@ -129,6 +136,12 @@ def adapter_parameters(sizes: ModelSizes, recipe: RecipeSpec) -> int:
     hidden, inner, keys = sizes.hidden, sizes.inner, sizes.keys
     widths = 2 * 2 * hidden + 2 * (hidden + keys) + 3 * (hidden + inner)
     return recipe.model.lora.rank * sizes.layers * widths
+
+
+def _frozen_bytes(sizes: ModelSizes, recipe: RecipeSpec) -> int:
+    """Of weights below adapters: a tied head is the embedding's, which stays in float32."""
+    served, embedding = SERVED_BYTES[recipe.model.dtype], sizes.vocabulary * sizes.hidden
+    return served * sizes.parameters + (FLOAT32_BYTES - served) * embedding
 
 
 def activation_bytes(sizes: ModelSizes, recipe: RecipeSpec, *, sharded: bool = False) -> int:

@@ -9,8 +9,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import Qwen2Config
 
 from polyrl.manifest.recipe import ActivationCheckpointing, RecipeSpec
-from polyrl.memory.learner import activation_bytes, kept_bytes
+from polyrl.memory.learner import activation_bytes, kept_bytes, learner_memory
 from polyrl.memory.sizes import ModelSizes
+from polyrl_trainer.backends.configs import AdapterConfig, Dtype
+from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.attention import Documents
 from polyrl_trainer.backends.models.blocks import checkpoint_blocks
 from polyrl_trainer.backends.models.model_factory import load_model
@@ -93,3 +95,18 @@ def test_layers_that_are_computed_twice_keep_what_is_planned(which: ActivationCh
         if sizes is not None
     ]
     assert per_layer == pytest.approx((planned[1] - planned[0]) / 6, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_weights_below_adapters_take_what_is_planned(tied: bool, dtype: Dtype) -> None:
+    fields = {"model_type": "qwen2", "vocab_size": 2048, "num_hidden_layers": 2, **SIZES["as Qwen2.5"]}
+    fields |= {"tie_word_embeddings": tied}
+    model, sizes = load_model(fields, 0, dtype), ModelSizes.of(fields)
+    assert sizes is not None
+    lora.add_adapter(model, AdapterConfig(rank=4, alpha=4.0), seed=0)
+    lora.hold_frozen_in(model, dtype)
+    recipe = RecipeSpec.model_validate({"model": {"path": "m", "dtype": dtype, "lora": {"rank": 4}}})
+    planned = learner_memory(sizes, recipe, tokens=1)
+    # Norms and biases are small, and no part of the formula.
+    assert planned.weights == pytest.approx(sum(one.nbytes for one in model.parameters()), rel=0.01)
