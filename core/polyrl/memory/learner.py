@@ -37,13 +37,16 @@ ENTROPY_COPIES: Final = 2
 CUDA_BYTES: Final = 1 << 30
 """Of a process that uses CUDA, whatever it does: its context and its libraries' workspaces; a guess."""
 
-KEPT_BYTES: Final = {"bfloat16": (30, 8, 4), "float32": (32, 16, 8)}
-"""Kept per token and layer for the backward pass: per width of the residual stream, of the MLP, and of the keys."""
-SHARDED_KEPT_BYTES: Final = {"bfloat16": (20, 8, 4), "float32": (32, 16, 8)}
+KEPT_BYTES: Final = {"bfloat16": (27, 8, 4, 4), "float32": (25, 16, 8, 8)}
+"""Kept per token and layer for the backward pass: per width of the residual stream, of the MLP, of the keys, and of
+the queries."""
+SHARDED_KEPT_BYTES: Final = {"bfloat16": (17, 8, 4, 4), "float32": (25, 16, 8, 8)}
 """The same over several GPUs, where the residual stream is in `model.dtype` too."""
-SELECTED: Final = (3, 1, 1)
-"""Values kept beside a layer's input by `selective`, in the same widths: the queries, what attention gives and the
-MLP's result, its gate, and the values."""
+NORMED_BYTES: Final = {"bfloat16": 6, "float32": 8}
+"""More of keys and queries where those of each head are normed, which is done in float32."""
+SELECTED: Final = (1, 1, 1, 2)
+"""Values kept beside a layer's input by `selective`, in the same widths: the MLP's result, its gate, the values, and
+the queries and what attention gives."""
 ONE_MODEL: Final = FsdpSpec()
 GATHERED_LAYERS: Final = 2
 """The one that computes, and the next, which is fetched meanwhile."""
@@ -134,7 +137,7 @@ def adapter_parameters(sizes: ModelSizes, recipe: RecipeSpec) -> int:
     if recipe.model.lora is None:
         return 0
     hidden, inner, keys = sizes.hidden, sizes.inner, sizes.keys
-    widths = 2 * 2 * hidden + 2 * (hidden + keys) + 3 * (hidden + inner)
+    widths = 2 * (hidden + sizes.queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
     return recipe.model.lora.rank * sizes.layers * widths
 
 
@@ -154,15 +157,19 @@ def activation_bytes(sizes: ModelSizes, recipe: RecipeSpec, *, sharded: bool = F
     # Autocast leaves the residual stream in float32, shards have it in `model.dtype`.
     of_layer = (served if sharded else FLOAT32_BYTES) * sizes.hidden
     if recipe.activation_checkpointing is ActivationCheckpointing.SELECTIVE:
-        hidden, inner, keys = SELECTED
-        of_layer += served * (hidden * sizes.hidden + inner * sizes.inner + keys * sizes.keys)
+        of_layer += served * _in_widths(SELECTED, sizes)
     return sizes.layers * of_layer + kept // sizes.layers
 
 
 def kept_bytes(sizes: ModelSizes, dtype: str, *, sharded: bool = False) -> int:
     """Activations that the learner keeps for each token of a pass."""
-    hidden, inner, keys = (SHARDED_KEPT_BYTES if sharded else KEPT_BYTES)[dtype]
-    return sizes.layers * (hidden * sizes.hidden + inner * sizes.inner + keys * sizes.keys)
+    normed = NORMED_BYTES[dtype] * (sizes.keys + sizes.queries) if sizes.norms_heads else 0
+    return sizes.layers * (_in_widths((SHARDED_KEPT_BYTES if sharded else KEPT_BYTES)[dtype], sizes) + normed)
+
+
+def _in_widths(numbers: tuple[int, int, int, int], sizes: ModelSizes) -> int:
+    hidden, inner, keys, queries = numbers
+    return hidden * sizes.hidden + inner * sizes.inner + keys * sizes.keys + queries * sizes.queries
 
 
 def _gathered(sizes: ModelSizes, recipe: RecipeSpec, sharded: bool, logits: int) -> int:

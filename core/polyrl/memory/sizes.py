@@ -31,13 +31,17 @@ class ModelSizes:
     inner: int
     heads: int
     """Of attention, over which context parallel spreads a pass."""
+    queries: int
+    """Width of a token's queries in a layer."""
     keys: int
-    """Width of a token's keys in a layer; values are as wide."""
+    """Width of its keys; values are as wide."""
     key_heads: int
     """Heads that these are of, over which tensor parallel spreads them."""
     vocabulary: int
     outside: int
     """Parameters outside the layers: embeddings, and the vocabulary's head where it is not the same."""
+    norms_heads: bool = False
+    """Queries and keys of each head are normed."""
 
     @property
     def layer(self) -> int:
@@ -54,17 +58,19 @@ class ModelSizes:
             return None
         layers, hidden, inner, heads = sizes
         groups, vocabulary = _size(config, "num_key_value_heads") or heads, _size(config, "vocab_size")
-        keys = groups * (_size(config, "head_dim") or hidden // heads)
+        width = _size(config, "head_dim") or hidden // heads
         return cls(
             parameters=parameters or parameters_of(config),
             layers=layers,
             hidden=hidden,
             inner=inner,
             heads=heads,
-            keys=keys,
+            queries=heads * width,
+            keys=groups * width,
             key_heads=groups,
             vocabulary=vocabulary,
             outside=vocabulary * hidden * _tables(config),
+            norms_heads=config.get("model_type") in NORMED_HEADS,
         )
 
 

@@ -35,6 +35,8 @@ SMALL: dict[str, Any] = {
     **{"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False},
 }
 DEEP = {**SMALL, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4}
+NORMED = {**SMALL, "model_type": "qwen3", "head_dim": 64, "num_attention_heads": 16, "num_hidden_layers": 8}
+"""As Qwen3: queries are twice as wide as the model, and normed as the keys are."""
 TIED = {**SMALL, "vocab_size": 8192, "tie_word_embeddings": True, "num_key_value_heads": 8}
 
 
@@ -123,8 +125,18 @@ def of_snapshot(tracker: MemTracker, held: tuple[str, ...]) -> Counted:
         (SMALL, 4, "bfloat16", 2),
         (TIED, 8, "bfloat16", 8),
         (DEEP, 8, "float32", 4),
+        (NORMED, 8, "bfloat16", 1),
+        (NORMED, 8, "bfloat16", 4),
     ],
-    ids=["one", "one, in float32", "two", "eight, with tied embeddings", "four, in float32"],
+    ids=[
+        "one",
+        "one, in float32",
+        "two",
+        "eight, with tied embeddings",
+        "four, in float32",
+        "one with normed heads",
+        "four with normed heads",
+    ],
 )
 def test_a_step_takes_what_was_planned(fields: dict[str, Any], rows: int, dtype: str, ranks: int) -> None:
     sizes = ModelSizes.of(fields)

@@ -118,7 +118,7 @@ def test_what_surely_does_not_fit_is_refused_with_its_sizes(
     [
         (spec(), alone(80), []),
         (spec(tokens=16384), alone(24), ["passes of 16,384 tokens may not fit into GPU 0; about 9,"]),
-        (spec(tokens=16384, kl=0.1), alone(24), ["passes of 16,384 tokens may not fit into GPU 0; about 8,"]),
+        (spec(tokens=16384, kl=0.1), alone(24), ["passes of 16,384 tokens may not fit into GPU 0; about 7,"]),
         (spec(0.1), shared(24), []),
         (spec(), shared(24), ["without it SGLang takes most of the GPU"]),
         (spec(), alone(None), []),
@@ -204,9 +204,11 @@ def test_adapters_learn_on_weights_as_they_are_served() -> None:
     # Qwen2.5-7B, rank 16: 40.4 million parameters of adapters, as peft counts them.
     assert adapter_parameters(SEVEN, adapted.recipe) == 40_370_176
     assert adapter_parameters(SEVEN, spec().recipe) == 0
+    # Qwen3-0.6B, whose queries are twice as wide as the model, counted alike.
+    assert adapter_parameters(known("Qwen/Qwen3-0.6B"), adapted.recipe) == 10_092_544
     assert gpu_fault(adapted, SEVEN.parameters, alone(24)) is None
     assert gpu_fault(adapted, SEVEN.parameters, alone(14)) is not None
-    assert fit(SEVEN, 24 * GIB, adapted.recipe).alone > 900
+    assert fit(SEVEN, 24 * GIB, adapted.recipe).alone > 800
     assert "about 15.8 GiB at rest" in estimate_line(adapted, SEVEN)
 
 

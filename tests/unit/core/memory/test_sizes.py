@@ -70,13 +70,17 @@ def test_sizes_are_those_of_the_config() -> None:
     found = ModelSizes.of(SEVEN)
     assert found == ModelSizes(
         **{"parameters": 7_615_616_512, "layers": 28, "hidden": 3584, "inner": 18944, "heads": 28},
-        **{"keys": 512, "key_heads": 4},
+        **{"queries": 3584, "keys": 512, "key_heads": 4},
         **{"vocabulary": 152_064, "outside": 2 * 152_064 * 3584},
     )
+    assert not found.norms_heads
+    normed = ModelSizes.of(known_config("Qwen/Qwen3-0.6B"))
+    assert normed is not None
+    assert (normed.norms_heads, normed.queries) == (True, 2048)
     assert found.layer == (7_615_616_512 - 2 * 152_064 * 3584) // 28
     wide = ModelSizes.of({**SEVEN, "head_dim": 256}, 1)
     assert wide is not None
-    assert (wide.keys, wide.parameters, wide.layer) == (1024, 1, 0)
+    assert (wide.queries, wide.keys, wide.parameters, wide.layer) == (7168, 1024, 1, 0)
     assert ModelSizes.of({**SEVEN, "hidden_size": "x"}) is None
     odd = ModelSizes.of({**SEVEN, "num_key_value_heads": [2, 4], "head_dim": "64"}, 1)
     assert odd is not None
