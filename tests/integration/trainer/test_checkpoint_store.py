@@ -232,7 +232,7 @@ def test_a_place_that_cannot_be_reached_is_one_sentence(tmp_path: Path, monkeypa
     (tmp_path / "file").touch()
     with pytest.raises(InvalidData, match=r"^recipe\.checkpoint\.uri: nothing can be written to file://"):
         CheckpointStore(f"file://{tmp_path}/file/below").start("me")
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda uri: __import__("no_such_package"))
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda uri, **_loop: __import__("no_such_package"))
     with pytest.raises(InvalidData, match=r"s3://b/p needs polyrl\[s3\], which is not installed here"):
         CheckpointStore("s3://b/p")
 
