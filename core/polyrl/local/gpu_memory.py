@@ -14,9 +14,18 @@ from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal
 from polyrl.manifest.engine_args import copies_per_engine
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl.manifest.spec import FsdpSpec
+from polyrl.manifest.spec import CpuOffload, FsdpSpec
 from polyrl.memory.engine import ENGINE_WORK_BYTES, kv_bytes
-from polyrl.memory.learner import CUDA_BYTES, FLOAT32_BYTES, ONE_MODEL, activation_bytes, learner_bytes, learner_memory
+from polyrl.memory.learner import (
+    CUDA_BYTES,
+    FLOAT32_BYTES,
+    ONE_MODEL,
+    activation_bytes,
+    computes_in_shards,
+    learner_bytes,
+    learner_memory,
+    moment_bytes,
+)
 from polyrl.memory.sizes import GIB, SERVED_BYTES, ModelSizes
 
 SHARED_KV_TOKENS: Final = 32_768
@@ -48,7 +57,7 @@ def fit(sizes: ModelSizes, gpu_bytes: int, recipe: RecipeSpec, ranks: int = 1, f
     serves = SERVED_BYTES[dtype] * sizes.parameters + SHARED_KV_TOKENS * kv_bytes(sizes, dtype)
     fraction = math.ceil(FRACTION_STEP * serves / free) / FRACTION_STEP if free > serves else 1.0
     beside = left - CUDA_BYTES - ENGINE_WORK_BYTES - int(fraction * free)
-    per_token = activation_bytes(sizes, recipe, sharded=ranks > 1 or fsdp.cpu_offload)
+    per_token = activation_bytes(sizes, recipe, sharded=computes_in_shards(ranks, fsdp))
     return Fit(alone=max(0, left // per_token), shared=max(0, beside // per_token), fraction=fraction)
 
 
@@ -67,13 +76,15 @@ def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment) -> GpuR
     if room is None:
         return None
     fsdp = spec.trainer.fsdp
-    if fsdp.cpu_offload:
+    if fsdp.cpu_offload is CpuOffload.ALL:
         return None
     shards = max(1, ranks // fsdp.dp_replicate)
-    rest = parameters * learner_bytes(spec.recipe) // shards
+    away = moment_bytes(spec.recipe) if fsdp.cpu_offload is CpuOffload.OPTIMIZER else 0
+    rest = parameters * (learner_bytes(spec.recipe) - away) // shards
     if rest > room:
         where = "and it learns on one GPU" if ranks == 1 else f"on each of its {ranks} GPUs"
-        sentence = f"the learner's weights, gradients and optimizer state are {_gib(rest)}, {where}"
+        held = "weights and gradients" if away else "weights, gradients and optimizer state"
+        sentence = f"the learner's {held} are {_gib(rest)}, {where}"
         return GpuRefusal("recipe.model", f"{sentence}; {_names(assignment.trainer)} has {_gib(room)}")
     return _shared_fault(spec, parameters // shards, rest, room=room, served=served) if assignment.shared else None
 

@@ -1,6 +1,7 @@
 """Whether a job can fit into one machine's memory at all: a lower bound, so that nothing that would run is refused.
 
-learner     weights, gradients and two moments in float32 on the CPU; on a GPU the float32 weights pass through once;
+learner     weights, gradients and two moments in float32 on the CPU; on a GPU the float32 weights pass through once,
+            or the moments stay (`trainer.fsdp.cpuOffload: optimizer`);
             where adapters learn too, and weights of `model.dtype` stay
 critic      as the learner, with PPO
 reference   float32 weights, with a KL penalty; with adapters it is the model below them
@@ -15,7 +16,8 @@ from typing import Final
 
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.rollout import EngineType
-from polyrl.memory.learner import FLOAT32_BYTES, learner_bytes
+from polyrl.manifest.spec import CpuOffload
+from polyrl.memory.learner import FLOAT32_BYTES, learner_bytes, moment_bytes
 from polyrl.memory.sizes import GIB, SERVED_BYTES
 from polyrl.worker import num_rollouts, samples_to_train, wants_engines
 
@@ -37,12 +39,11 @@ def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> tuple[str,
     engines = num_engines(spec)
     embedded = spec.rollout.engine.type is EngineType.EMBEDDED
     fsdp = spec.trainer.fsdp
-    on_gpu = machine.has_gpu and not fsdp.cpu_offload
-    learner = (
-        parameters
-        * (1 if on_gpu else fsdp.dp_replicate)
-        * max(FLOAT32_BYTES, 0 if on_gpu else learner_bytes(spec.recipe))
-    )
+    on_gpu = machine.has_gpu and fsdp.cpu_offload is not CpuOffload.ALL
+    held = learner_bytes(spec.recipe)
+    if on_gpu:
+        held = moment_bytes(spec.recipe) if fsdp.cpu_offload is CpuOffload.OPTIMIZER else 0
+    learner = parameters * max(FLOAT32_BYTES, held * fsdp.dp_replicate)
     served = engines * parameters * SERVED_BYTES[spec.recipe.model.dtype] if embedded else 0
     processes = PROCESS_BYTES * (1 + (engines if embedded else 0))
     needed = learner + served + processes

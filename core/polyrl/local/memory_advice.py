@@ -17,6 +17,7 @@ from polyrl.local.memory_plan import LEARNER, SHARED, GpuPlan, MemoryPlan, pass_
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import ActivationCheckpointing
 from polyrl.manifest.rollout import EngineType
+from polyrl.manifest.spec import CpuOffload
 from polyrl.memory.gpus import GPU_MEBIBYTES
 from polyrl.memory.heads import engine_spreads, wrong_spreads
 from polyrl.memory.sizes import GIB, ModelSizes
@@ -30,6 +31,7 @@ GPUS_TOGETHER: Final = (2, 4, 8)
 """GPUs of one machine."""
 
 KEPT_OF_A_LAYER: Final = "recipe.activationCheckpointing"
+OFFLOAD: Final = "trainer.fsdp.cpuOffload"
 PASSES: Final = "recipe.maxTokensPerMicroBatch"
 Edits = Mapping[str, Any]
 """Values by field below spec."""
@@ -107,11 +109,13 @@ def _covers(less: Edits, edits: Edits) -> bool:
 
 def _learner_edits(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> Iterator[Edits]:
     """From no change on, each also with less kept of a layer; more processes and slices of passes, then the host's
-    memory, which learn the same, before adapters."""
+    memory, of which as little as is enough, which learn the same, before adapters."""
     fsdp = spec.trainer.fsdp
     kinds: list[Edits] = [{}] if fsdp.dp_replicate == 1 else [{}, {"trainer.fsdp.dpReplicate": 1}]
     kinds += [*_more_processes(spec), *_slices(spec, sizes)]
-    kinds += [] if fsdp.cpu_offload else [{"trainer.fsdp.cpuOffload": True}]
+    known_places = list(CpuOffload)
+    further = known_places[known_places.index(fsdp.cpu_offload) + 1 :]
+    kinds += [{OFFLOAD: place.value} for place in further]
     kinds += [{"recipe.model.lora": {}}] if spec.recipe.model.lora is None else []
     apart: Edits = {"trainer.reservedEngine": False}
     known = list(ActivationCheckpointing)

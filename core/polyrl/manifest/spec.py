@@ -45,12 +45,23 @@ class ReservedSleep(StrEnum):
     """Both must fit beside each other."""
 
 
+class CpuOffload(StrEnum):
+    """What the host's memory holds instead of the GPU; the numbers are the same."""
+
+    NONE = "none"
+    """Nothing."""
+    OPTIMIZER = "optimizer"
+    """The optimizer's moments: each step moves those of one tensor after the other to the GPU and back."""
+    ALL = "all"
+    """Weights, gradients and optimizer, a layer's weights on the GPU while it computes: between passes the GPU holds
+    nothing, and each pass moves all weights."""
+
+
 class FsdpSpec(ManifestModel):
     """How the learner's processes hold the model (FSDP2)."""
 
-    cpu_offload: bool = False
-    """Weights, gradients and optimizer are in the host's memory, a layer's weights on the GPU while it computes:
-    between passes the GPU holds nothing, and each pass moves all weights. Works with one process too."""
+    cpu_offload: Annotated[CpuOffload, BY_VALUE] = CpuOffload.NONE
+    """What is in the host's memory instead of the GPU's. Works with one process too."""
     dp_replicate: Annotated[int, Field(ge=1, le=512)] = 1
     """Copies of the model, each in shards over its part of the processes (HSDP): layers are gathered within a copy, and
     copies add their gradients. Must divide `trainer.replicas` x `processesPerPod`; with the number of pods a copy is a
@@ -99,7 +110,7 @@ class TrainerSpec(ManifestModel):
     @property
     def learner_is_group(self) -> bool:
         """Its model is in shards, if need be in one."""
-        return self.learner_processes > 1 or self.fsdp.cpu_offload
+        return self.learner_processes > 1 or self.fsdp.cpu_offload is CpuOffload.ALL
 
 
 class JobSpec(ManifestModel):

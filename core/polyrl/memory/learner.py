@@ -3,7 +3,7 @@
     held      float32 weights, gradients and AdamW's two moments; a critic on a trunk of its own the same once more;
               with a KL penalty, and for pairs (DPO), the reference's weights. With adapters (LoRA) these for the
               adapters alone, and the frozen weights: layers in `model.dtype`, embeddings in float32. Over several GPUs
-              each holds its share of a copy; with `trainer.fsdp.cpuOffload` the host does.
+              each holds its share of a copy; with `trainer.fsdp.cpuOffload` the host does, or has the moments alone.
     a pass    on one GPU casts of all weights (autocast keeps them until the pass is over); over several (FSDP2) two
               gathered layers and what is outside the layers, in `model.dtype`, and a layer's gradients on their way
               activations of the pass's tokens, one chunk of logits
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from polyrl.manifest.recipe import ActivationCheckpointing, Mode, RecipeSpec
-from polyrl.manifest.spec import FsdpSpec
+from polyrl.manifest.spec import CpuOffload, FsdpSpec
 from polyrl.memory.sizes import SERVED_BYTES, ModelSizes
 
 FLOAT32_BYTES: Final = 4
@@ -48,6 +48,12 @@ SELECTED: Final = (1, 1, 1, 2)
 """Values kept beside a layer's input by `selective`, in the same widths: the MLP's result, its gate, the values, and
 the queries and what attention gives."""
 ONE_MODEL: Final = FsdpSpec()
+OFFLOADED: Final = {
+    CpuOffload.NONE: (),
+    CpuOffload.OPTIMIZER: ("optimizer",),
+    CpuOffload.ALL: ("weights", "gradients", "optimizer", "reference"),
+}
+"""What the host holds."""
 GATHERED_LAYERS: Final = 2
 """The one that computes, and the next, which is fetched meanwhile."""
 
@@ -88,7 +94,7 @@ def learner_memory(
     sizes: ModelSizes, recipe: RecipeSpec, *, tokens: int, ranks: int = 1, fsdp: FsdpSpec = ONE_MODEL
 ) -> LearnerMemory:
     """Of each of `ranks` GPUs that learn together, in passes of so many tokens each."""
-    sharded, shards = ranks > 1 or fsdp.cpu_offload, max(1, ranks // fsdp.dp_replicate)
+    sharded, shards = computes_in_shards(ranks, fsdp), max(1, ranks // fsdp.dp_replicate)
     models = 2 if trains_critic(recipe) else 1
     lora = recipe.model.lora is not None
     learned = models * (adapter_parameters(sizes, recipe) if lora else sizes.parameters)
@@ -101,13 +107,19 @@ def learner_memory(
         "optimizer": _share(ADAM_BYTES * learned, shards),
         "reference": _share(reference, shards),
     }
+    away = {name: size for name, size in held.items() if name in OFFLOADED[fsdp.cpu_offload]}
     return LearnerMemory(
-        **(dict.fromkeys(held, 0) if fsdp.cpu_offload else held),
-        host=sum(held.values()) if fsdp.cpu_offload else 0,
+        **{**held, **dict.fromkeys(away, 0)},
+        host=sum(away.values()),
         gathered=_gathered(sizes, recipe, sharded, logits),
         activations=tokens * activation_bytes(sizes, recipe, sharded=sharded),
         logits=logits,
     )
+
+
+def computes_in_shards(ranks: int, fsdp: FsdpSpec) -> bool:
+    """Whether a pass gathers weights layer by layer: of one process too, where the host holds them."""
+    return ranks > 1 or fsdp.cpu_offload is CpuOffload.ALL
 
 
 def learner_bytes(recipe: RecipeSpec) -> int:
@@ -124,6 +136,11 @@ def holds_reference(recipe: RecipeSpec) -> bool:
     if recipe.model.lora is not None or recipe.mode in (Mode.SFT, Mode.REWARD_MODEL):
         return False
     return recipe.mode is Mode.DPO or recipe.algorithm.kl_coefficient > 0
+
+
+def moment_bytes(recipe: RecipeSpec) -> int:
+    """Of `learner_bytes`, what `trainer.fsdp.cpuOffload: optimizer` has in the host's memory."""
+    return 0 if recipe.model.lora is not None else ADAM_BYTES * (2 if trains_critic(recipe) else 1)
 
 
 def trains_critic(recipe: RecipeSpec) -> bool:

@@ -20,6 +20,7 @@ from polyrl.errors import InvalidData, RunFailed
 from polyrl.keys import FILE_NAMES, TrainerKeys
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.recipe import ActivationCheckpointing
+from polyrl.manifest.spec import CpuOffload
 from polyrl.weights import TensorEntry
 from polyrl_operator.secret import write_run_keys
 from polyrl_trainer.backend import Loss, RoomOfSize, TrainingBackend, WeightsRoom
@@ -34,6 +35,7 @@ from polyrl_trainer.backends.configs import (
 )
 from polyrl_trainer.backends.fsdp.start import LearnerGroup
 from polyrl_trainer.backends.learners import Learner
+from polyrl_trainer.backends.optimizers.adamw import HostAdamW
 from polyrl_trainer.backends.policy import ReferencePolicy, ReferenceScores
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.losses import policy_loss, sft_loss, with_advantages
@@ -254,7 +256,9 @@ def test_layers_that_are_computed_twice_give_the_same_step(ranks: LearnerGroup, 
 
 
 PLACEMENTS = {
-    "offloaded": (replace(MODEL, head="both"), replace(ENGINE, cpu_offload=True)),
+    "offloaded": (replace(MODEL, head="both"), replace(ENGINE, cpu_offload=CpuOffload.ALL)),
+    "moments in the host's memory": (replace(MODEL, head="both"), replace(ENGINE, cpu_offload=CpuOffload.OPTIMIZER)),
+    "moments of adapters there": (ADAPTED, replace(ENGINE, cpu_offload=CpuOffload.OPTIMIZER)),
     "two copies": (replace(MODEL, head="both"), replace(ENGINE, dp_replicate=2)),
     "two copies, passes in slices": (ADAPTED, replace(ENGINE, dp_replicate=2, context_parallel=2)),
 }
@@ -273,6 +277,9 @@ def test_a_model_that_is_held_otherwise_learns_the_same(ranks: LearnerGroup, tmp
         (group,) = block._get_fsdp_state()._fsdp_param_groups
         assert group.mesh_info.mesh.ndim == 1 + ("copies" in placement)
         assert all(one.offload_to_cpu == (placement == "offloaded") for one in group.fsdp_params)
+    updates = several._model.updates
+    assert updates is not None
+    assert isinstance(updates.optimizer, HostAdamW) == ("moments" in placement)
     one, plain = alone(model), of_ranks(ranks, model)
     for step in range(3):
         parts = [draw_samples(step, 9), draw_samples(step + 9, 3)]
@@ -288,6 +295,21 @@ def test_a_model_that_is_held_otherwise_learns_the_same(ranks: LearnerGroup, tmp
     np.testing.assert_allclose(norms, norms[0], atol=TOLERANCE, rtol=0)
     for other in (several, plain):
         other.close()
+
+
+def test_one_process_with_its_moments_in_the_hosts_memory_learns_the_same_bits(tmp_path: Path) -> None:
+    engine = replace(ENGINE, cpu_offload=CpuOffload.OPTIMIZER)
+    away = create_torch_backend(MODEL, engine, OPTIMIZER, CheckpointConfig(fsync=False))
+    assert isinstance(away._updates.optimizer, HostAdamW)
+    one = alone()
+    for step in range(3):
+        assert take_step(away, [draw_samples(step, 9)]) == take_step(one, [draw_samples(step, 9)])
+    (folder := tmp_path / "saved").mkdir()
+    away.save(folder).result(WAIT_SECONDS)
+    for backend in (one, away):
+        backend.load(folder)
+        take_step(backend, [draw_samples(7, 9)])
+    assert_weights_equal(exported(away), exported(one), "after what both have read")
 
 
 def test_an_error_in_the_loss_takes_no_step_and_the_group_lives_on(ranks: LearnerGroup) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl.manifest.recipe import ActivationCheckpointing, LoraSpec
+from polyrl.manifest.spec import CpuOffload
 
 Dtype = Literal["float32", "bfloat16"]
 Head = Literal["tokens", "value", "both"]
@@ -85,9 +86,9 @@ class EngineConfig:
     """Engines take the GPU in turns with the learner: between passes it keeps no memory that it does not use."""
     compile_by: Literal["", "inductor", "aot_eager"] = ""
     """Backend of torch.compile for the blocks; empty: they are not compiled. `aot_eager` makes no kernels."""
-    cpu_offload: bool = False
-    """Of ranks: weights, gradients and the optimizer are in the host's memory, a layer's weights on the GPU while it
-    computes."""
+    cpu_offload: CpuOffload = CpuOffload.NONE
+    """What is in the host's memory: the optimizer's moments, or, of ranks, weights and gradients too, a layer's weights
+    on the GPU while it computes."""
     dp_replicate: int = 1
     """Of ranks: so many copies of the model, each in shards over its part of them."""
     wait_seconds: float = 1800.0

@@ -18,6 +18,7 @@ import torch
 from transformers.core_model_loading import revert_weight_conversion
 
 from polyrl.errors import InvalidData, RunFailed
+from polyrl.manifest.spec import CpuOffload
 from polyrl.weights import TensorEntry
 from polyrl_trainer.backend import Loss, RoomOfSize, StepResult, TrainFuture
 from polyrl_trainer.backends import training_state
@@ -27,11 +28,12 @@ from polyrl_trainer.backends.learners import Learner, Learners
 from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.model_factory import load_model, serving_files
 from polyrl_trainer.backends.models.value_head import HEAD_WEIGHT
+from polyrl_trainer.backends.optimizers.named_state import expected_state, named_state, restore_state
 from polyrl_trainer.backends.packing import PackedBatch, loss_inputs
 from polyrl_trainer.backends.policy import Background, ModelBelowAdapters, Policy, ReferencePolicy, create_policy
 from polyrl_trainer.backends.saved_state import SavedState
 from polyrl_trainer.backends.training_state import MODEL_FILE, OPTIMIZER_FILE, RNG_FILE, VALUE_HEAD_FILE
-from polyrl_trainer.backends.updates import Updates, expected_state, named_state, restore_state
+from polyrl_trainer.backends.updates import Updates
 from polyrl_trainer.backends.weight_stream import write_stream
 from polyrl_trainer.losses.sft import merge
 from polyrl_trainer.sample import Sample
@@ -82,7 +84,8 @@ class TorchBackend(Learner):
         self._base: str | None = None
         self._checkpoint = checkpoint
         self._shares = engine.shares_device
-        self._updates = Updates(policy.model, optimizer)
+        on_host = engine.cpu_offload is CpuOffload.OPTIMIZER
+        self._updates = Updates(policy.model, optimizer, moments_on_host=on_host)
         self._sizes = MatrixSizes.of(policy.model)
         self._background = Background("learner", engine.threads, engine.wait_seconds)
         self._saved = SavedState(engine.wait_seconds)

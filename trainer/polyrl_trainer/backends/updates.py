@@ -7,7 +7,6 @@ all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 
 import structlog
 import torch
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from polyrl.errors import RunFailed
 from polyrl_trainer.backend import StepResult
 from polyrl_trainer.backends.configs import OptimizerConfig
+from polyrl_trainer.backends.optimizers.adamw import create_optimizer
 
 log = structlog.get_logger()
 
@@ -28,10 +28,11 @@ overflow, weights that are broken always do."""
 class Updates:
     """The optimizer of one model, and where its schedule stands."""
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+    def __init__(self, model: nn.Module, config: OptimizerConfig, *, moments_on_host: bool = False) -> None:
+        """See `optimizers.HostAdamW`."""
         self._model = model
         self._config = config
-        self.optimizer = create_optimizer(model, config)
+        self.optimizer = create_optimizer(model, config, on_host=moments_on_host)
         self.steps_taken = 0
         self.has_gradient = False
         """Something was accumulated since the last step."""
@@ -134,54 +135,3 @@ def _decay(config: OptimizerConfig, step: int) -> float:
             return 1.0 - progress
         case "cosine":
             return (1.0 + math.cos(math.pi * progress)) / 2
-
-
-# --- optimizer state as named tensors: a reordered model is noticed instead of mixed up -------------------------------
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-STEP = "step"
-
-
-def create_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Decay on matrices only; biases and norm scales have none."""
-    parameters = [one for one in model.parameters() if one.requires_grad]
-    groups = [
-        {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
-
-
-def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """All but the frozen ones, of which the optimizer knows nothing."""
-    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-
-
-def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """`KEY/PARAMETER` to tensor; empty before the first step."""
-    return {
-        f"{key}/{name}": value
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def expected_state(model: nn.Module, stepped: bool) -> dict[str, torch.Tensor]:
-    """What `named_state` gives of this model after a step: meta tensors of the right names, shapes and dtypes."""
-    if not stepped:
-        return {}
-    scalar = torch.empty((), dtype=torch.float32, device="meta")
-    expected: dict[str, torch.Tensor] = {}
-    for name, parameter in trained_parameters(model):
-        expected |= {f"{moment}/{name}": torch.empty_like(parameter, device="meta") for moment in MOMENTS}
-        expected[f"{STEP}/{name}"] = scalar
-    return expected
-
-
-def restore_state(model: nn.Module, optimizer: torch.optim.Optimizer, named: Mapping[str, torch.Tensor]) -> None:
-    """Inverse of `named_state`."""
-    optimizer.state.clear()
-    if not named:
-        return
-    for name, parameter in trained_parameters(model):
-        optimizer.state[parameter] = {key: named[f"{key}/{name}"].to(parameter.device) for key in (STEP, *MOMENTS)}

@@ -234,10 +234,22 @@ def test_layers_that_are_computed_twice_keep_their_inputs_and_one_layer_whole() 
 
 def test_what_the_host_holds_is_asked_of_the_host() -> None:
     machine = Machine(memory_bytes=64 * GIB, has_gpu=True)
-    offloaded = spec().model_copy(update={"trainer": TrainerSpec.model_validate({"fsdp": {"cpuOffload": True}})})
+    offloaded = spec().model_copy(update={"trainer": TrainerSpec.model_validate({"fsdp": {"cpuOffload": "all"}})})
     assert memory_fault(spec(), SEVEN.parameters, machine) is None
     fault = memory_fault(offloaded, SEVEN.parameters, machine)
     assert fault is not None
     assert "learner 113.5" in fault[1]
     assert gpu_fault(spec(), SEVEN.parameters, alone(80)) is not None
+    assert gpu_fault(offloaded, SEVEN.parameters, alone(80)) is None
+
+
+def test_moments_of_the_host_are_asked_of_the_host_and_the_rest_of_the_gpu() -> None:
+    offloaded = spec().model_copy(update={"trainer": TrainerSpec.model_validate({"fsdp": {"cpuOffload": "optimizer"}})})
+    fault = memory_fault(offloaded, SEVEN.parameters, Machine(memory_bytes=48 * GIB, has_gpu=True))
+    assert fault is not None
+    assert "learner 56.7" in fault[1]
+    assert memory_fault(offloaded, SEVEN.parameters, Machine(memory_bytes=64 * GIB, has_gpu=True)) is None
+    refused = gpu_fault(offloaded, SEVEN.parameters, alone(40))
+    assert refused is not None
+    assert "weights and gradients are 56.7 GiB" in refused.sentence
     assert gpu_fault(offloaded, SEVEN.parameters, alone(80)) is None

@@ -87,7 +87,7 @@ CHANGES = [
             "trainer.reservedEngine to false",
             "set recipe.activationCheckpointing to selective",
             "processesPerPod to 2",
-            "trainer.fsdp.cpuOffload to true",
+            "trainer.fsdp.cpuOffload to optimizer",
             "lora",
             "H200",
         ],
@@ -101,8 +101,8 @@ CHANGES = [
             "trainer.reservedEngine to false",
             "processesPerPod to 4, and recipe.activationCheckpointing to selective, and recipe.maxTokens",
             "processesPerPod to 4, and recipe.activationCheckpointing to full",
-            "set trainer.fsdp.cpuOffload to true, and recipe.activationCheckpointing to selective, and recipe.max",
-            "set trainer.fsdp.cpuOffload to true, and recipe.activationCheckpointing to full",
+            "set trainer.fsdp.cpuOffload to all, and recipe.activationCheckpointing to selective, and recipe.max",
+            "set trainer.fsdp.cpuOffload to all, and recipe.activationCheckpointing to full",
             "set recipe.model.lora to {}, and recipe.activationCheckpointing to selective, and recipe.maxTokens",
             "set recipe.model.lora to {}, and recipe.activationCheckpointing to full",
         ],
@@ -115,7 +115,7 @@ CHANGES = [
             "set recipe.activationCheckpointing to selective, and recipe.maxTokens",
             "set recipe.activationCheckpointing to full",
             "processesPerPod to 2, and recipe.maxTokens",
-            "trainer.fsdp.cpuOffload to true, and recipe.maxTokens",
+            "trainer.fsdp.cpuOffload to optimizer, and recipe.maxTokens",
             "set recipe.model.lora",
             "at least H100-80GB",
         ],
@@ -127,7 +127,8 @@ CHANGES = [
         [
             "processesPerPod to 2, and recipe.activationCheckpointing to selective",
             "processesPerPod to 4",
-            "trainer.fsdp.cpuOffload to true",
+            "trainer.fsdp.cpuOffload to optimizer, and recipe.activationCheckpointing to full",
+            "trainer.fsdp.cpuOffload to all",
             "set recipe.model.lora to {}",
             "GPUs of at least B200-180GB",
         ],
@@ -139,7 +140,7 @@ CHANGES = [
         [
             "processesPerPod to 4, and recipe.activation",
             "processesPerPod to 8",
-            "fsdp.cpuOffload to true",
+            "fsdp.cpuOffload to all",
             "set recipe.model.lora to {}",
         ],
     ),
@@ -148,7 +149,7 @@ CHANGES = [
         "72B",
         on("H100"),
         [
-            "trainer.fsdp.cpuOffload to true, and recipe.activationCheckpointing to selective",
+            "trainer.fsdp.cpuOffload to all, and recipe.activationCheckpointing to selective",
             "rollout: set rollout.engine.tensorParallel to 4",
             "at least B200",
         ],
@@ -160,7 +161,7 @@ CHANGES = [
         on("B200", "L4"),
         [
             "processesPerPod to 2, and",
-            "cpuOffload to true, and",
+            "cpuOffload to all, and",
             "lora to {}, and",
             "rollout: set rollout.engine.tensorParallel to 2",
             "at least A100-40GB",
@@ -305,13 +306,25 @@ def test_ranks_share_what_is_held_and_no_activations() -> None:
 
 
 def test_what_the_host_holds_is_not_on_the_gpus() -> None:
-    spec = edited(job(reserved=False), {"trainer.fsdp.cpuOffload": True, "trainer.processesPerPod": 2})
+    spec = edited(job(reserved=False), {"trainer.fsdp.cpuOffload": "all", "trainer.processesPerPod": 2})
     plan = planned(spec, "7B", on("H100")).memory
     assert plan.host == 16 * 7_615_616_512
     learner = plan.gpus[0]
     assert not {"weights", "gradients", "optimizer"} & learner.parts.keys()
-    whole = planned(edited(spec, {"trainer.fsdp.cpuOffload": False}), "7B", on("H100")).memory
+    whole = planned(edited(spec, {"trainer.fsdp.cpuOffload": "none"}), "7B", on("H100")).memory
     assert (whole.host, whole.gpus[0].total - learner.total) == (0, 8 * 7_615_616_512)
+
+
+def test_moments_alone_are_the_hosts() -> None:
+    spec = edited(job(reserved=False), {"trainer.processesPerPod": 2})
+    there, away = (
+        planned(edited(spec, {"trainer.fsdp.cpuOffload": one}), "7B", on("H100")).memory
+        for one in ("none", "optimizer")
+    )
+    assert away.host == 8 * 7_615_616_512
+    parts = dict(there.gpus[0].parts)
+    assert parts.pop("optimizer") == 4 * 7_615_616_512
+    assert away.gpus[0].parts == parts
 
 
 def test_copies_hold_as_much_as_one_model_over_their_part_of_the_gpus() -> None:

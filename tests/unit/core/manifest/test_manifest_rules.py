@@ -287,7 +287,7 @@ TRANSITION_TABLE = [
     ("replicas-fixed-while-running", SUSPENDED, changed("trainer.replicas", 2), True),
     ("processesPerPod-fixed-while-running", BEFORE, changed("trainer.processesPerPod", 2), False),
     ("contextParallel-fixed-while-running", BEFORE, changed("trainer.contextParallel", 2), False),
-    ("fsdp-fixed-while-running", BEFORE, changed("trainer.fsdp", {"dpReplicate": 1, "cpuOffload": True}), False),
+    ("fsdp-fixed-while-running", BEFORE, changed("trainer.fsdp", {"dpReplicate": 1, "cpuOffload": "all"}), False),
     ("capacity-fixed-while-running", BEFORE, changed("trainer.capacity", "Any"), False),
     ("reservedEngine-fixed-while-running", BEFORE, changed("trainer.reservedEngine", False), False),
     ("reservedSleep-fixed-while-running", BEFORE, changed("trainer.reservedSleep", "never"), False),

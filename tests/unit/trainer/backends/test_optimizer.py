@@ -8,13 +8,9 @@ from hypothesis import given, strategies as st
 
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl_trainer.backends.configs import OptimizerConfig
-from polyrl_trainer.backends.updates import (
-    create_optimizer,
-    expected_state,
-    learning_rate_at,
-    named_state,
-    restore_state,
-)
+from polyrl_trainer.backends.optimizers.adamw import HostAdamW, create_optimizer
+from polyrl_trainer.backends.optimizers.named_state import expected_state, named_state, restore_state
+from polyrl_trainer.backends.updates import learning_rate_at
 
 
 @pytest.mark.parametrize(
@@ -66,3 +62,27 @@ def test_a_frozen_parameter_has_no_state_and_none_is_expected() -> None:
     again = named_state(model, other)
     assert again.keys() == saved.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in saved.items())
+
+
+def test_moments_in_the_hosts_memory_give_the_same_bits_and_state() -> None:
+    config = OptimizerConfig(learning_rate=0.1, total_steps=9, weight_decay=0.1)
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(5, 3) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [create_optimizer(models[0], config), create_optimizer(models[1], config, on_host=True)]
+    assert isinstance(optimizers[1], HostAdamW)
+    for step in range(4):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(torch.full((2, 5), step - 1.5)).square().sum().backward()
+            optimizer.step()
+        if step == 1:
+            # What one wrote the other goes on from.
+            for model, optimizer in zip(models, optimizers, strict=True):
+                written = {name: one.clone() for name, one in named_state(model, optimizer).items()}
+                restore_state(model, optimizer, written)
+    states = [named_state(model, optimizer) for model, optimizer in zip(models, optimizers, strict=True)]
+    weights = [model.state_dict() for model in models]
+    for one, other in (states, weights):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())

@@ -17,6 +17,7 @@ import xxhash
 from safetensors.torch import save_file
 
 from polyrl.errors import InvalidData, RunFailed
+from polyrl.manifest.spec import CpuOffload
 from polyrl.weights import TensorEntry
 from polyrl_trainer.backend import StepResult, TrainFuture
 from polyrl_trainer.backends import training_state
@@ -32,6 +33,7 @@ from polyrl_trainer.backends.fsdp.tensors.adapters import checksum_below, produc
 from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.model_factory import serving_files
 from polyrl_trainer.backends.models.value_head import HEAD_WEIGHT
+from polyrl_trainer.backends.optimizers.named_state import named_state, restore_state, room_for_state
 from polyrl_trainer.backends.packing import PackedBatch, Pass, learned_counts, pack_pass
 from polyrl_trainer.backends.saved_state import SavedState, TensorFiles
 from polyrl_trainer.backends.training_state import (
@@ -41,14 +43,7 @@ from polyrl_trainer.backends.training_state import (
     SAFETENSORS_METADATA,
     VALUE_HEAD_FILE,
 )
-from polyrl_trainer.backends.updates import (
-    MOMENTS,
-    STEP,
-    Updates,
-    named_state,
-    restore_state,
-    trained_parameters,
-)
+from polyrl_trainer.backends.updates import Updates
 from polyrl_trainer.backends.weight_stream import stream_places
 from polyrl_trainer.sample import Sample
 
@@ -77,9 +72,12 @@ class RankModel:
         self._calls = 0
         self.policy = sharded_policy(self._model, create.engine, ranks)
         self._slices = ranks.slices(create.engine.context_parallel)
-        self.updates = None if create.optimizer is None else Updates(self.policy.model, create.optimizer)
-        if self.updates is None:
+        self.updates: Updates | None = None
+        if create.optimizer is None:
             self.policy.model.requires_grad_(False)
+        else:
+            on_host = create.engine.cpu_offload is CpuOffload.OPTIMIZER
+            self.updates = Updates(self.policy.model, create.optimizer, moments_on_host=on_host)
 
     def learn(self, work: LearnCommand, answer: Answer | None = None) -> None:
         """Adds the gradient of every round."""
@@ -181,7 +179,7 @@ class RankModel:
         updates, model = self.updating(), self.policy.model
         # A damaged file is found by who reads all of it, and the others hear of it.
         state = self._ranks.together(lambda: training_state.read_state(folder, check=self._ranks.leads))
-        moments = self._moments() if state.step else {}
+        moments = room_for_state(model, updates.optimizer) if state.step else {}
         base = self._base_checksum()
 
         def read() -> None:
@@ -236,14 +234,6 @@ class RankModel:
     def _own_value_head(self) -> dict[str, torch.Tensor]:
         """Of a policy that is its own critic: no engine knows of it."""
         return {HEAD_WEIGHT: self.policy.model.state_dict()[HEAD_WEIGHT]} if self.policy.head == "both" else {}
-
-    def _moments(self) -> dict[str, torch.Tensor]:
-        """Room for what `named_state` gives after a step, in shards."""
-        room: dict[str, torch.Tensor] = {}
-        for name, parameter in trained_parameters(self.policy.model):
-            room |= {f"{moment}/{name}": torch.zeros_like(parameter) for moment in MOMENTS}
-            room[f"{STEP}/{name}"] = torch.zeros((), dtype=torch.float32, device=local_part(parameter).device)
-        return room
 
     @contextmanager
     def _dropout(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from polyrl.errors import InvalidData
+from polyrl.manifest.spec import CpuOffload
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig
 from polyrl_trainer.backends.fsdp.ranks import Ranks
 from polyrl_trainer.backends.fsdp.shard_files import read_shards, tensor_files
@@ -76,7 +77,8 @@ def sharded_policy(config: ModelConfig, engine: EngineConfig, ranks: Ranks) -> P
     checkpoint_blocks(model, engine.activation_checkpointing)
     ranks.together(lambda: compile_blocks(model, engine.compile_by, ranks.device))
     half = ranks.device.type == "cuda" and config.dtype == "bfloat16"
-    root = shard(model, ranks.mesh(engine.dp_replicate), half=half, offload=engine.cpu_offload)
+    offload = engine.cpu_offload is CpuOffload.ALL
+    root = shard(model, ranks.mesh(engine.dp_replicate), half=half, offload=offload)
     if isinstance(config.source, Path):
         folder = config.source
         wanted = {name: one for name, one in lora.base_state(model).items() if name not in absent}

@@ -399,12 +399,12 @@ def test_without_a_reserved_engine_the_container_is_the_trainer_alone() -> None:
 
 
 def test_the_trainer_in_a_pod_learns_in_as_many_processes_as_the_manifest_says() -> None:
-    fsdp = {"cpuOffload": True, "dpReplicate": 2}
+    fsdp = {"cpuOffload": "all", "dpReplicate": 2}
     asked = {"processesPerPod": 4, "contextParallel": 2, "reservedMemFraction": 0.2, "fsdp": fsdp}
     data = fixed_children(owner(trainer=asked))[0]["data"]["job.json"]
     trainer = PolyRLJob.model_validate_json(data).spec.trainer
     assert (trainer.processes_per_pod, trainer.context_parallel, trainer.reserved_mem_fraction) == (4, 2, 0.2)
-    assert (trainer.fsdp.cpu_offload, trainer.fsdp.dp_replicate) == (True, 2)
+    assert (trainer.fsdp.cpu_offload, trainer.fsdp.dp_replicate) == ("all", 2)
     plain = fixed_children(owner(trainer={"processesPerPod": 4}))[0]["data"]["job.json"]
     assert "fsdp" not in plain, "or every job would start anew with the operator that knows the field"
 
@@ -524,7 +524,7 @@ def test_what_makes_no_other_pods_leaves_their_hash(change: dict[str, Any]) -> N
             id="the trainer's slices",
         ),
         pytest.param(
-            {"trainer": {"fsdp": {"cpuOffload": True}}}, {Role.TRAINER, Role.RESERVED}, id="where they hold it"
+            {"trainer": {"fsdp": {"cpuOffload": "all"}}}, {Role.TRAINER, Role.RESERVED}, id="where they hold it"
         ),
         pytest.param({"trainer": {"graceSeconds": 60}}, {Role.TRAINER, Role.RESERVED}, id="its grace"),
         pytest.param({"trainer": {"reservedMemFraction": 0.2}}, {Role.TRAINER, Role.RESERVED}, id="its engine's share"),

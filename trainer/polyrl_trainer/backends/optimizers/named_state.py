@@ -1,0 +1,60 @@
+"""Optimizer state as named tensors: a reordered model is noticed instead of mixed up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from polyrl_trainer.backends.optimizers.adamw import MOMENTS, STEP, HostAdamW, fresh_state
+
+
+def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """All but the frozen ones, of which the optimizer knows nothing."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """`KEY/PARAMETER` to tensor; empty before the first step."""
+    return {
+        f"{key}/{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def expected_state(model: nn.Module, stepped: bool) -> dict[str, torch.Tensor]:
+    """What `named_state` gives of this model after a step: meta tensors of the right names, shapes and dtypes."""
+    if not stepped:
+        return {}
+    scalar = torch.empty((), dtype=torch.float32, device="meta")
+    expected: dict[str, torch.Tensor] = {}
+    for name, parameter in trained_parameters(model):
+        expected |= {f"{moment}/{name}": torch.empty_like(parameter, device="meta") for moment in MOMENTS}
+        expected[f"{STEP}/{name}"] = scalar
+    return expected
+
+
+def room_for_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """For what `named_state` gives after a step, where the optimizer has it."""
+    on_host = isinstance(optimizer, HostAdamW)
+    return {
+        f"{key}/{name}": value
+        for name, parameter in trained_parameters(model)
+        for key, value in fresh_state(parameter.detach(), on_host=on_host).items()
+    }
+
+
+def restore_state(model: nn.Module, optimizer: torch.optim.Optimizer, named: Mapping[str, torch.Tensor]) -> None:
+    """Inverse of `named_state`; takes tensors over that lie where the optimizer has them."""
+    optimizer.state.clear()
+    if not named:
+        return
+    on_host = isinstance(optimizer, HostAdamW)
+    for name, parameter in trained_parameters(model):
+        state = optimizer.state[parameter]
+        for key, room in fresh_state(parameter.detach(), on_host=on_host).items():
+            found = named[f"{key}/{name}"]
+            placed = found.device == room.device and (found.is_pinned() or not room.is_pinned())
+            state[key] = found if placed else room.copy_(found)
