@@ -3,7 +3,7 @@
 packed      torch's variable-length kernel against dense masks: logprobs and gradients of one pass, bfloat16
 dtype       bfloat16 against float32 on the CPU: loss of the first steps
 ranks       1 to as many processes as there are GPUs (8 at most): loss, gradient norm of ten steps against one process
-
+moments     those of the optimizer in the host's memory against the GPU's: losses and norms, one process and a rank
 hand-over   SGLang on the learner's GPU: bytes that it gives back asleep, seconds to sleep, to wake and to reload
 
 Prints a line for each, and ends with 1 when one is off. `--device cpu` tries this program itself, on gloo.
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from hand_over import hand_over
 
+from polyrl.manifest.spec import CpuOffload
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.fsdp.start import LearnerGroup
 from polyrl_trainer.backends.learners import Learner
@@ -90,10 +91,9 @@ def steps_of(backend: Learner) -> list[float]:
     return seen
 
 
-def one_process(device: str, dtype: Any) -> list[float]:
-    with closing(
-        create_torch_backend(ModelConfig(MODEL, dtype=dtype), EngineConfig(device), OPTIMIZER, CheckpointConfig())
-    ) as one:
+def one_process(device: str, dtype: Any, offload: CpuOffload = CpuOffload.NONE) -> list[float]:
+    engine = EngineConfig(device, cpu_offload=offload)
+    with closing(create_torch_backend(ModelConfig(MODEL, dtype=dtype), engine, OPTIMIZER, CheckpointConfig())) as one:
         return steps_of(one)
 
 
@@ -119,6 +119,16 @@ def ranks(device: str) -> Iterator[tuple[str, float, float]]:
             yield f"ranks: {count}, {kind}", apart(found, wanted), tolerance
 
 
+def moments(device: str) -> Iterator[tuple[str, float, float]]:
+    offload, wanted = CpuOffload.OPTIMIZER, one_process(device, "float32")
+    yield "moments: one process", apart(one_process(device, "float32", offload), wanted), SAME_TOLERANCE
+    with closing(LearnerGroup(1, device, threads=1, wait_seconds=WAIT_S)) as group:
+        learner = group.learner(
+            ModelConfig(MODEL, dtype="float32"), EngineConfig(device, cpu_offload=offload), OPTIMIZER
+        )
+        yield "moments: a rank", apart(steps_of(learner), wanted), SAME_TOLERANCE
+
+
 def main() -> int:
     """0 where all hold, or where there is nothing to check on."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -128,7 +138,7 @@ def main() -> int:
         print(NO_GPU.format(torch=torch.__version__))
         return 0
     failed = False
-    for check in (packed, dtype, ranks, partial(hand_over, MODEL)):
+    for check in (packed, dtype, ranks, moments, partial(hand_over, MODEL)):
         for name, found, most in check(device):
             failed |= not found <= most
             print(f"{'ok ' if found <= most else 'OFF'} {name}: {found:.2g}, at most {most:g}", flush=True)

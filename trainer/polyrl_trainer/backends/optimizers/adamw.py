@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from polyrl_trainer.backends.configs import OptimizerConfig
+from polyrl_trainer.backends.fsdp.shard_files import local_part
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 STEP: Final = "step"
@@ -51,13 +51,14 @@ class HostAdamW(torch.optim.AdamW):
         state = self.state[parameter]
         if not state:
             state.update(fresh_state(parameter, on_host=True))
-        weights, gradient = own_part(parameter), own_part(parameter.grad)  # type: ignore[arg-type]
-        held = [own_part(state[name]) for name in MOMENTS]
+        weights, gradient = local_part(parameter), local_part(parameter.grad)  # type: ignore[arg-type]
+        held = [local_part(state[name]) for name in MOMENTS]
         there = [one.to(weights.device, non_blocking=True) for one in held]
         adamw(
             [weights],
             [gradient],
-            *([one] for one in there),
+            exp_avgs=[there[0]],
+            exp_avg_sqs=[there[1]],
             max_exp_avg_sqs=[],
             state_steps=[state[STEP]],
             fused=True,
@@ -83,8 +84,3 @@ def fresh_state(parameter: torch.Tensor, *, on_host: bool) -> dict[str, torch.Te
 def _zeros_on_host(parameter: torch.Tensor) -> torch.Tensor:
     pinned = parameter.device.type == "cuda"
     return torch.zeros_like(parameter, device="cpu", pin_memory=pinned, requires_grad=False)
-
-
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of one that may be sharded, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
