@@ -48,8 +48,8 @@ HOLD_DRIFT: Final = 0.1
 """And this share of the time that it is held: what an engine gives in a second differs from the mean of its speed."""
 
 IDLE_SLACK_S: Final = 15.0
-"""The same once nothing came from the reserved engines at all for SILENT_S: silence until one is gone, and what was
-owed by then is owed when it gives again."""
+"""The same once nothing came from the reserved engines at all for SILENT_S: silence until one is gone, and the
+debt of it stays when it gives again."""
 
 SILENT_S: Final = 1.0
 

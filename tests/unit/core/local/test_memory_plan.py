@@ -87,7 +87,7 @@ CHANGES = [
             "trainer.reservedEngine to false",
             "set recipe.activationCheckpointing to selective",
             "processesPerPod to 2",
-            "trainer.fsdp.cpuOffload to optimizer",
+            "trainer.fsdp.cpuOffload to all",
             "lora",
             "H200",
         ],
