@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, SupportsFloat
 
 import numpy.typing as npt
 
@@ -163,13 +163,15 @@ class RolloutClient(Rollouts):
         return aiter(self._turns)
 
     async def score(self, sample: str, turn: int, reward: float, metrics: Mapping[str, float] | None = None) -> None:
-        named = dict(metrics or {})
+        # Rewards are often numbers of numpy or torch, which no frame carries.
+        named = {name: _number(of) for name, of in (metrics or {}).items()}
         excess = wire.excess_of_metrics(named)
         if excess:  # before it is sent: a frame beyond every limit would only end the connection
             raise RequestRefused(f"the score of {sample} was refused: its metrics {excess}")
         with self._verdict_on(lambda key: key == (sample, turn)):
             await self._request(
-                lambda n: wire.Score(n, sample, turn=turn, reward=reward, metrics=named), f"the score of {sample}"
+                lambda n: wire.Score(n, sample, turn=turn, reward=_number(reward), metrics=named),
+                f"the score of {sample}",
             )
 
     async def extend(self, sample: str, turn: int, ids: npt.ArrayLike) -> None:
@@ -250,7 +252,12 @@ class RolloutClient(Rollouts):
     ) -> None:
         await self._request(
             lambda n: wire.TrainerReport(
-                n, phase, step=step, values=dict(values), samples=tuple(samples), engines=tuple(engines)
+                n,
+                phase,
+                step=step,
+                values={name: _number(of) for name, of in values.items()},
+                samples=tuple(samples),
+                engines=tuple(engines),
             ),
             "a report",
         )
@@ -352,6 +359,11 @@ class RolloutClient(Rollouts):
                 f"the endpoints file {self._manager}", "the manager", self._max_manager_outage_s
             ) from None
         return endpoint
+
+
+def _number(value: SupportsFloat) -> float:
+    """A float of Python's; a text is none, though it may look like one, and is refused as such when it is sent."""
+    return float(value) if isinstance(value, SupportsFloat) else value
 
 
 def _submission(groups: tuple[Group, ...], request: int) -> wire.Submit:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from polyrl import wire
-from polyrl.errors import DeadlineExceeded, RunFailed
+from polyrl.errors import DeadlineExceeded, ProtocolError, RunFailed
 from polyrl.sample import DiscardReason, Group, Purpose
 from polyrl.wire import Batch, FromTrainer, GroupDropped, TrainerWelcome
 from polyrl.wire.ranges import Ranges, add_number, has_number
@@ -72,6 +72,7 @@ class PendingRequests:
         self._next_number += 1
         number = self._next_number
         message, awaited = make(number), asyncio.get_running_loop().create_future()
+        _check_frame(message, what)
         self._open[number] = message, awaited
         self._send(message)
         try:
@@ -121,6 +122,15 @@ class PendingRequests:
         for _, awaited in self._open.values():
             if not awaited.done():
                 awaited.set_exception(error)
+
+
+def _check_frame(message: FromTrainer, what: str) -> None:
+    """Raises RequestRefused for what no manager could read: it would drop the frame, or the connection with all that is
+    on it, and be sent the same again after each greeting."""
+    try:
+        wire.decode_from_trainer(wire.encode(message))
+    except (ProtocolError, TypeError, OverflowError, ValueError) as error:
+        raise RequestRefused(f"{what} was refused: it cannot be sent: {error}") from error
 
 
 class EventStream(Generic[T]):
