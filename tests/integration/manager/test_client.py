@@ -59,6 +59,9 @@ async def test_wrong_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match=r"manager\.json: not an endpoints file"):
         async with RolloutClient.connect(tmp_path / "manager.json", tmp_path / "keys/trainer.key", EPOCH):
             pass
+    with pytest.raises(InvalidData, match=r"keys: the endpoints file cannot be read: Is a directory"):
+        async with RolloutClient.connect(tmp_path / "keys", tmp_path / "keys/trainer.key", EPOCH):
+            pass
     with pytest.raises(InvalidData, match=r"agent\.key: not a key file of trainer"):
         async with RolloutClient.connect(tmp_path / "manager.json", tmp_path / "keys/agent.key", EPOCH):
             pass
@@ -112,6 +115,28 @@ async def test_streams_end_with_the_run(site: Any) -> None:
         await asyncio.wait_for(turns, DEADLINE_S)
         assert [notice async for notice in client.dropped()] == []
     assert site.manager.status().message == "no luck"
+
+
+async def test_what_waits_when_the_client_is_closed_hears_of_it(site: Any) -> None:
+    async with site.client() as client:
+        await client.submit([site.group(0)])
+        waiting = [
+            asyncio.create_task(client.next(0, **ANY, deadline_s=10_000.0)),
+            asyncio.create_task(site.judge_all(client)),
+            asyncio.create_task(anext(client.dropped())),
+        ]
+        await asyncio.wait(waiting, timeout=0.1)
+    for ended in await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), DEADLINE_S):
+        assert isinstance(ended, RunFailed), ended
+        assert str(ended) == "the connection to the manager was closed"
+    with pytest.raises(RunFailed, match="was closed"):
+        await asyncio.wait_for(client.submit([site.group(1)]), DEADLINE_S)
+
+
+async def test_a_stream_that_ended_with_the_run_is_no_failure_when_the_client_is_closed(site: Any) -> None:
+    async with site.client() as client:
+        await client.finish(True, "done")
+    assert [notice async for notice in client.dropped()] == []
 
 
 async def test_report_and_window_reach_the_status(site: Any) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from polyrl import wire
 from polyrl.control import parse_endpoints
-from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, ProtocolError
+from polyrl.errors import DeadlineExceeded, InvalidData, PolyRLError, ProtocolError, RunFailed
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.sample import DiscardReason, Group, Purpose
 from polyrl.weights import WeightsRef
@@ -115,7 +115,8 @@ class RolloutClient(Rollouts):
         of that name was when the state was saved; `covers` promises to call `cover` after each checkpoint;
         `max_manager_outage_s` is the longest absence of the manager that is bridged later on. Raises DeadlineExceeded
         when no manager welcomes it in time, InvalidData for a wrong key file, RunFailed when the manager refuses it
-        (another run epoch), Superseded when another trainer has come.
+        (another run epoch), Superseded when another trainer has come. When the context ends, calls that are still
+        awaited and streams that are still iterated end with RunFailed.
         """
         client = cls(
             str(manager),
@@ -281,13 +282,20 @@ class RolloutClient(Rollouts):
         await self._requests.request(make, what, self._max_manager_outage_s + ANSWER_S)
 
     async def _hold_link(self) -> None:
+        """Whatever ends it, whoever waits for an answer or iterates a stream hears of it: nothing more will come."""
+        ended: Exception = RunFailed("the connection to the manager was closed")
         try:
             await self._link.run(self._handle, self._on_welcome)
         except PolyRLError as error:
-            self._requests.fail(error)
-            self._turns.end(error)
-            self._dropped.end(error)
+            ended = error
             raise
+        except Exception as error:
+            ended = RunFailed(f"the connection to the manager broke: {error!r}")
+            raise ended from error
+        finally:
+            self._requests.fail(ended)
+            self._turns.end(ended)
+            self._dropped.end(ended)
 
     async def _wait_for_welcome(self, link: asyncio.Task[None], timeout_s: float) -> None:
         either: set[asyncio.Future[Any]] = {link, self._first_welcome}
@@ -376,6 +384,8 @@ def _read_endpoint(path: Path, run_epoch: int) -> str | None:
         endpoints = parse_endpoints(path.read_bytes(), str(path))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise InvalidData(f"{path}: the endpoints file cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise InvalidData(str(error)) from None
     return endpoints.trainer if endpoints.run_epoch == run_epoch else None

@@ -138,6 +138,7 @@ class EventStream(Generic[T]):
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[T | object] = asyncio.Queue()
+        self._ended = False
         self._failure: Exception | None = None
         self._known: set[Hashable] = set()
 
@@ -167,9 +168,10 @@ class EventStream(Generic[T]):
         return taken
 
     def end(self, failure: Exception | None = None) -> None:
-        """Iteration ends after what is queued; with `failure`, by raising it."""
-        self._failure = failure
-        self._queue.put_nowait(_END)
+        """Iteration ends after what is queued; with `failure`, by raising it. What ended it first counts."""
+        if not self._ended:
+            self._ended, self._failure = True, failure
+            self._queue.put_nowait(_END)
 
     async def __aiter__(self) -> AsyncIterator[T]:
         while (item := await self._queue.get()) is not _END:
