@@ -15,6 +15,7 @@ neither block it nor see half a transaction.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 from typing import IO, Final
 
 from polyrl.errors import InvalidData, ProtocolError, RunFailed
@@ -62,6 +64,7 @@ class Journal:
         self._snapshot_bytes = 0
         self._seq = 0
         self._failed: RunFailed | None = None
+        self._syncing = Lock()
         self.commits = 0
         """Transactions with something new, in this incarnation."""
         self.synced = 0
@@ -144,15 +147,17 @@ class Journal:
         when the disk fails, and from then on always: the system may have dropped what it could not write, so that a
         second try would succeed without it.
         """
-        if self._failed is not None:
-            raise self._failed
-        commits = self.commits
-        try:
-            os.fdatasync(self._log.fileno())
-        except OSError as error:
-            self._failed = RunFailed(f"{self.path}: the journal cannot be written: {error.strerror}")
-            raise self._failed from error
-        self.synced = max(self.synced, commits)
+        # One at a time: the system says once that it lost something, and not to the other of two that ask at once.
+        with self._syncing:
+            if self._failed is not None:
+                raise self._failed
+            commits = self.commits
+            try:
+                os.fdatasync(self._log.fileno())
+            except OSError as error:
+                self._failed = RunFailed(f"{self.path}: the journal cannot be written: {error.strerror}")
+                raise self._failed from error
+            self.synced = max(self.synced, commits)
 
     def _advance(self, state: LedgerState, at: float) -> None:
         """A long tail begins a round of pages, the end of a round a snapshot."""
@@ -228,27 +233,35 @@ class RevokedNames:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._names: set[str] = set()
+        self._kept: set[str] = set()
         if path is not None and path.exists():
             # A line that a crash cut off is the beginning of a name, which may be another's.
             whole, end, _ = path.read_text().rpartition("\n")
             os.truncate(path, len(whole + end))
-            self._names = set(whole.splitlines())
+            self._kept = set(whole.splitlines())
+        self._names = set(self._kept)
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
     def add(self, name: str) -> None:
-        """Kept once this returns. Raises OSError."""
-        if name in self._names:
-            return
+        """Refused from now on, and kept once this returns. Raises OSError; whoever asks again has it tried again."""
         self._names.add(name)
-        if self._path is None:
+        if self._path is None or name in self._kept:
             return
-        with self._path.open("a") as file:
-            file.write(f"{name}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with self._path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(line := f"{name}\n".encode()) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            except OSError:
+                # Half of a line would be the beginning of the next name.
+                os.truncate(self._path, size)
+                raise
+        if not size:
+            _sync_folder(self._path.parent)
+        self._kept.add(name)
 
 
 def _make_folder(folder: Path) -> None:

@@ -12,9 +12,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from threading import Event as Signal
 from typing import NamedTuple
 
 import pytest
@@ -32,6 +34,8 @@ from polyrl_rollout.testing.simulation.manager import lost_by_restart
 from polyrl_rollout.testing.simulation.schedule import Schedule, SimulatedFault
 
 EPOCH = 1
+BOTH_AT_ONCE_S = 0.5
+"""For as long the first of two syncs is not over; a second one that does not wait for it is, meanwhile."""
 CHECKPOINT_PAGES = 24
 """In the log before SQLite moves it to the file: few, so that runs of seconds meet many checkpoints."""
 
@@ -229,6 +233,32 @@ def test_after_a_sync_that_failed_nothing_is_promised_any_more(tmp_path: Path, m
         for act in (journal.sync, lambda: journal.commit(ledger.state, 1.0)):
             with pytest.raises(RunFailed, match="cannot be written: Input/output error"):
                 act()
+        assert not journal.synced
+
+
+def test_of_two_syncs_at_once_none_takes_what_the_other_lost_for_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A greeting syncs on the loop while the disk's thread does: the system tells one of them what it lost."""
+    entered, passed = Signal(), Signal()
+
+    def lose_once(descriptor: int) -> None:
+        if not entered.is_set():
+            entered.set()
+            passed.wait(BOTH_AT_ONCE_S)
+            _fail(descriptor)
+
+    ledger = Ledger(LedgerConfig(run_epoch=EPOCH))
+    with closing(Journal(tmp_path / "journal.sqlite", EPOCH)) as journal, ThreadPoolExecutor() as threads:
+        journal.begin(ledger.state, 0.0)
+        monkeypatch.setattr(os, "fdatasync", lose_once)
+        first = threads.submit(journal.sync)
+        assert entered.wait(60.0)
+        second = threads.submit(journal.sync)
+        second.add_done_callback(lambda _: passed.set())
+        for ended in (first, second):
+            with pytest.raises(RunFailed, match="cannot be written: Input/output error"):
+                ended.result(60.0)
         assert not journal.synced
 
 

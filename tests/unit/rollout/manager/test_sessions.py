@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -229,3 +231,24 @@ def test_what_an_engine_says_of_others_does_not_fill_the_log() -> None:
     assert [line["times"] for line in logged] == [1, 2, 4, 8, 16, 32, 64]
     assert len(str(logged)) < 10_000
     assert own.weights.false_chunks == 102_400
+
+
+def test_a_name_that_the_disk_did_not_take_is_refused_and_kept_when_it_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as kept, so that the operator's second try was answered well and the next manager took the engine."""
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    names = RevokedNames(file := tmp_path / "revoked")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output"):
+                names.add("engine-1")
+    assert "engine-1" in names
+    assert "engine-1" not in RevokedNames(file)
+    names.add("engine-1")
+    names.add("engine-2")
+    assert file.read_text() == "engine-1\nengine-2\n"
