@@ -169,7 +169,7 @@ class RolloutClient(Rollouts):
         excess = wire.excess_of_metrics(named)
         if excess:  # before it is sent: a frame beyond every limit would only end the connection
             raise RequestRefused(f"the score of {sample} was refused: its metrics {excess}")
-        with self._verdict_on(lambda key: key == (sample, turn)):
+        with self._verdict_on(sample, turn):
             await self._request(
                 lambda n: wire.Score(n, sample, turn=turn, reward=_number(reward), metrics=named),
                 f"the score of {sample}",
@@ -178,11 +178,11 @@ class RolloutClient(Rollouts):
     async def extend(self, sample: str, turn: int, ids: npt.ArrayLike) -> None:
         packed = pack_ids(ids)
         self._texts.extend(sample, turn, packed)
-        with self._verdict_on(lambda key: key == (sample, turn)):
+        with self._verdict_on(sample, turn):
             await self._request(lambda n: wire.Extend(n, sample, turn=turn, ids=packed), f"the extension of {sample}")
 
     async def reject(self, sample: str, reason: DiscardReason, detail: str) -> None:
-        with self._verdict_on(lambda key: key[0] == sample):
+        with self._verdict_on(sample):
             await self._request(
                 lambda n: wire.Reject(n, sample, reason=reason, detail=detail), f"the rejection of {sample}"
             )
@@ -270,13 +270,16 @@ class RolloutClient(Rollouts):
         self._dropped.end()
 
     @contextmanager
-    def _verdict_on(self, wanted: Callable[[Any], bool]) -> Iterator[None]:
-        """Afterwards these turns are taken again when they come again: where the verdict did not arrive, because its
-        caller was cancelled or waited too long, the manager asks for it, and somebody must hear of it."""
+    def _verdict_on(self, sample: str, turn: int | None = None) -> Iterator[None]:
+        """Afterwards the turn (None: the sample's, whichever) is taken again when it comes again: where the verdict did
+        not arrive, because its caller was cancelled or waited too long, the manager asks for it, and somebody must hear
+        of it."""
         try:
             yield
         finally:
-            self._turns.forget(wanted)
+            # All that are open are read for a rejection only: there may be as many as samples, and each has a verdict.
+            all_its = [(sample, turn)] if turn is not None else self._turns.known(lambda key: key[0] == sample)
+            self._turns.forget(all_its)
 
     async def _request(self, make: Callable[[int], wire.FromTrainer], what: str) -> None:
         await self._requests.request(make, what, self._max_manager_outage_s + ANSWER_S)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -152,9 +152,13 @@ class EventStream(Generic[T]):
         """Whether an item of this key was put, and not forgotten since."""
         return key in self._known
 
-    def forget(self, wanted: Callable[[Any], bool]) -> None:
+    def known(self, wanted: Callable[[Any], bool]) -> list[Hashable]:
+        """The keys that are."""
+        return [key for key in self._known if wanted(key)]
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
         """Items of these keys are taken again when they come again."""
-        self._known = {key for key in self._known if not wanted(key)}
+        self._known.difference_update(keys)
 
     def take_all(self) -> list[T]:
         """Everything that is there now."""
@@ -222,7 +226,7 @@ class Cursor:
     def acknowledge(self, batch: int) -> None:
         """It is part of the trainer's state. Raises RequestRefused for a number that no batch had yet: in a greeting
         or a checkpoint it would stand for one that comes later, which nobody has learned."""
-        if batch >= self.next_batch:
+        if not 0 <= batch < self.next_batch:
             raise RequestRefused(f"batch {batch} was never received; batches below {self.next_batch} were")
         if not has_number(self.acknowledged, batch):
             add_number(self.acknowledged, batch)

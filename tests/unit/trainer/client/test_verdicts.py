@@ -38,6 +38,8 @@ def test_a_turn_whose_verdict_was_cancelled_is_handed_out_again(verdict: str) ->
 def test_a_batch_that_was_never_received_is_not_acknowledged() -> None:
     cursor = Cursor(next_batch=2)
     cursor.acknowledge(1)
+    with pytest.raises(RequestRefused, match="batch -1 was never received"):
+        cursor.acknowledge(-1)
     with pytest.raises(RequestRefused, match="batch 2 was never received"):
         cursor.acknowledge(2)
     assert cursor.acknowledged == [(1, 2)]
