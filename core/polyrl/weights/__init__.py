@@ -22,6 +22,7 @@ from polyrl.weights.manifest import (
     Buffer as Buffer,
     ChunkEntry as ChunkEntry,
     FileEntry as FileEntry,
+    StreamCheck as StreamCheck,
     TensorEntry as TensorEntry,
     VersionManifest as VersionManifest,
     WeightsRef as WeightsRef,
@@ -40,6 +41,5 @@ from polyrl.weights.manifest import (
     same_layout as same_layout,
     tensor_checksum as tensor_checksum,
     tensor_entry as tensor_entry,
-    tensor_matches as tensor_matches,
     weights_hash as weights_hash,
 )

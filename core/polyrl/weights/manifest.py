@@ -1,7 +1,7 @@
 """A weight version as a value: tensors that tile one byte stream, chunks of it by content hash, small files.
 
 A publisher cuts the stream (`cut_chunks`), a puller asks only for chunks whose hash it lacks (`missing_chunks`), and
-nobody serves a version before every tensor matched (`tensor_matches`). The manifest is named by the hash of its own
+nobody serves a version before every tensor matched (`StreamCheck`). The manifest is named by the hash of its own
 bytes, which the manager announces, so a publisher cannot change its mind later.
 
 Names are BLAKE3, 16 bytes of it: beyond forging by accident or intent. Tensors are checked by XXH3, which is seven
@@ -28,6 +28,9 @@ from polyrl.errors import UNDECODABLE, ProtocolError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 HASH_BYTES: Final = 16
+RECEIPT_CONTEXT: Final = "polyrl weights receipt"
+CHECKED_AT_ONCE: Final = 1 << 20
+"""Bytes: still in the processor's cache when they are read again."""
 RECEIPT_STRIDE: Final = 1024
 """Bytes of the stream to one that counts for a receipt: the lowest of a number, which a step of training changes most
 often. A receipt costs a thousandth of the hashes."""
@@ -139,10 +142,36 @@ def receipt_of(stream: Buffer) -> bytes:
     bytes[HASH_BYTES].
 
     Whoever has pulled may tell others, and need not load what he has."""
-    hashed = blake3.blake3(derive_key_context="polyrl weights receipt")
+    hashed = blake3.blake3(derive_key_context=RECEIPT_CONTEXT)
     for piece in pieces(stream, RECEIPT_STRIDE << 16):
         hashed.update(np.frombuffer(piece, np.uint8)[::RECEIPT_STRIDE].tobytes())
     return hashed.digest(HASH_BYTES)
+
+
+class StreamCheck:
+    """Checks a version's tensors in its assembled stream, and gathers what its receipt is of while their bytes are at
+    hand: to read them again costs a fifth of the check. Several threads may check, each its own tensors."""
+
+    def __init__(self, stream: memoryview) -> None:
+        """`stream` is uint8[stream_bytes]."""
+        self._stream = np.frombuffer(stream, np.uint8)
+        self._sample = np.zeros(-(-len(self._stream) // RECEIPT_STRIDE), np.uint8)
+
+    def matches(self, tensor: TensorEntry) -> bool:
+        """True when the tensor's bytes have its checksum."""
+        hashed, end = xxhash.xxh3_128(), tensor.offset + tensor.size
+        for begin in range(tensor.offset, end, CHECKED_AT_ONCE):
+            piece = self._stream[begin : min(end, begin + CHECKED_AT_ONCE)]
+            hashed.update(piece.data)
+            place = -(-begin // RECEIPT_STRIDE)
+            sampled = piece[place * RECEIPT_STRIDE - begin :: RECEIPT_STRIDE]
+            self._sample[place : place + len(sampled)] = sampled
+        return hashed.digest() == tensor.checksum
+
+    def receipt(self) -> bytes:
+        """`receipt_of` the stream, once all of its tensors have been checked; bytes[HASH_BYTES]."""
+        hashed = blake3.blake3(derive_key_context=RECEIPT_CONTEXT)
+        return hashed.update(self._sample.tobytes()).digest(HASH_BYTES)
 
 
 def weights_hash(tensors: Iterable[TensorEntry], files: Iterable[FileEntry]) -> bytes:
@@ -200,11 +229,6 @@ def missing_chunks(manifest: VersionManifest, have: Iterable[bytes]) -> list[Chu
         if chunk.hash not in held:
             missing.setdefault(chunk.hash, chunk)
     return list(missing.values())
-
-
-def tensor_matches(tensor: TensorEntry, stream: memoryview) -> bool:
-    """True when the tensor's bytes in the assembled `stream` have its checksum."""
-    return tensor_checksum(stream[tensor.offset : tensor.offset + tensor.size]) == tensor.checksum
 
 
 def encode_manifest(manifest: VersionManifest) -> bytes:

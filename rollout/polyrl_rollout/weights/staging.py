@@ -32,15 +32,14 @@ from polyrl.errors import ProtocolError
 from polyrl.weights import (
     ChunkEntry,
     FileEntry,
+    StreamCheck,
     TensorEntry,
     VersionManifest,
     chunk_places,
     digest,
     encode_manifest,
     manifest_hash,
-    receipt_of,
     same_layout,
-    tensor_matches,
 )
 from polyrl.weights.deltas import EachOf, apply_delta
 from polyrl_rollout.weights.pages import WEIGHTS_FILE, WeightsFile, safetensors_header
@@ -93,6 +92,7 @@ class Partial:
         """Hashes of chunks that have come."""
         self._waiting = _tensors_by_chunk(manifest, self.have)
         self._stream = file.begin(manifest)
+        self._check = StreamCheck(self._stream)
         self._life = file.life
 
     def resume(self) -> None:
@@ -151,7 +151,7 @@ class Partial:
 
     def verify_tensor(self, tensor: TensorEntry) -> None:
         """Once its last chunk is taken, by whichever thread has the time; one that fails is left to `verify`."""
-        if tensor_matches(tensor, self._stream):
+        if self._check.matches(tensor):
             self._verified.add(tensor.name)
 
     def verify(self, each: EachOf = map) -> None:
@@ -162,7 +162,7 @@ class Partial:
             self._verified.add(tensor.name)
 
     def _matches(self, tensor: TensorEntry) -> bool:
-        return tensor.name in self._verified or tensor_matches(tensor, self._stream)
+        return tensor.name in self._verified or self._check.matches(tensor)
 
     def drop_false(self) -> int:
         """Hashes all that has come, and forgets the chunks that are others; how many."""
@@ -185,7 +185,7 @@ class Partial:
         self.file.share()
         self._folder.rename(target)
         self.file.path, self.file.manifest = target / WEIGHTS_FILE, self.manifest
-        return Staged(self.manifest, target, receipt=receipt_of(self._stream), file=self.file, files=self.files)
+        return Staged(self.manifest, target, receipt=self._check.receipt(), file=self.file, files=self.files)
 
 
 class Staging:
@@ -229,14 +229,15 @@ class Staging:
         file = self._used.get(folder) or WeightsFile.opened(folder / WEIGHTS_FILE, alone=False)
         if file is None:
             return None
-        if not (file.is_of(manifest) and _has_files(folder, files) and _all_match(manifest, file, each)):
+        check = StreamCheck(file.stream(manifest)) if file.is_of(manifest) and _has_files(folder, files) else None
+        if check is None or not all(each(check.matches, manifest.tensors)):
             log.warning("a version on this machine is false", folder=str(folder))
             self._false.add(folder)
             self._used.pop(folder, None)
             file.release()
             return None
         self._used[folder], self._known[folder], file.manifest = file, manifest, manifest
-        return Staged(manifest, folder, receipt=receipt_of(file.stream(manifest)), file=file, files=files)
+        return Staged(manifest, folder, receipt=check.receipt(), file=file, files=files)
 
     def open(self, manifest: VersionManifest) -> Partial:
         """A place for an anchor; what an interrupted pull of the same one left is still in it, whoever's it was. Raises
@@ -350,11 +351,6 @@ def _has_files(folder: Path, files: tuple[FileEntry, ...]) -> bool:
     if {path.name for path in folder.iterdir()} != {WEIGHTS_FILE, *(file.name for file in files)}:
         return False
     return all((folder / file.name).read_bytes() == file.content for file in files)
-
-
-def _all_match(manifest: VersionManifest, file: WeightsFile, each: EachOf) -> bool:
-    stream = file.stream(manifest)
-    return all(each(lambda tensor: tensor_matches(tensor, stream), manifest.tensors))
 
 
 def _plain(name: str) -> str:

@@ -58,6 +58,7 @@ class WeightStream:
         that is none."""
         size = memoryview(bytearray(SIZE_BYTES))
         self._open(size, about)
+        self._check()
         number = int.from_bytes(size, "big")
         if number:
             self._fill(number, about, place)
@@ -104,10 +105,11 @@ class WeightStream:
             if not received:
                 raise ConnectionResetError("the connection was closed")
             view = view[received:]
-            self._check()
-            # Less than was asked for came by the deadline alone.
-            if len(view) and received < SLOWEST * self._silence_s:
-                raise TimeoutError(f"{received} bytes came in {self._silence_s:g} s")
+            if len(view):
+                # Less than was asked for came by the deadline alone.
+                self._check()
+                if received < SLOWEST * self._silence_s:
+                    raise TimeoutError(f"{received} bytes came in {self._silence_s:g} s")
 
 
 def manifest_room(size: int) -> memoryview:

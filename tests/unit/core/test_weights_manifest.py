@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
+from unittest import mock
 
 import msgspec
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, strategies as st
 from polyrl.errors import ProtocolError
 from polyrl.weights import (
     ChunkEntry,
+    StreamCheck,
     TensorEntry,
     VersionManifest,
     check_manifest,
@@ -20,12 +23,12 @@ from polyrl.weights import (
     digest,
     encode_manifest,
     file_entry,
+    manifest as manifest_module,
     manifest_hash,
     missing_chunks,
     pieces,
     receipt_of,
     tensor_entry,
-    tensor_matches,
 )
 
 
@@ -64,7 +67,20 @@ def test_cut_chunks_put_together_are_the_stream(tensors: list[bytes], chunk_byte
         for offset, size in places:
             stream[offset : offset + size] = made.chunks[hash_]
     assert bytes(stream) == made.stream
-    assert all(tensor_matches(tensor, memoryview(stream)) for tensor in made.manifest.tensors)
+    assert all(map(StreamCheck(memoryview(stream)).matches, made.manifest.tensors))
+
+
+@given(st.lists(st.integers(0, 3000), max_size=8), st.integers(1, 5000), st.randoms(use_true_random=False))
+def test_what_was_gathered_while_tensors_were_checked_is_the_streams_receipt(
+    sizes: list[int], at_once: int, random: Random
+) -> None:
+    made = make([random.randbytes(size) for size in sizes], chunk_bytes=64)
+    with mock.patch.object(manifest_module, "CHECKED_AT_ONCE", at_once):
+        check = StreamCheck(memoryview(bytearray(made.stream)))
+        tensors = list(made.manifest.tensors)
+        random.shuffle(tensors)
+        assert all(map(check.matches, tensors))
+    assert check.receipt() == receipt_of(made.stream)
 
 
 def test_a_receipt_takes_every_part_of_the_stream() -> None:
@@ -97,7 +113,7 @@ def test_a_changed_byte_is_noticed(content: bytes, data: st.DataObject) -> None:
     changed = bytearray(content)
     changed[index] ^= data.draw(st.integers(1, 255))
     assert digest(content) == made.manifest.chunks[0].hash != digest(changed)
-    assert not tensor_matches(made.manifest.tensors[0], memoryview(changed))
+    assert not StreamCheck(memoryview(changed)).matches(made.manifest.tensors[0])
 
 
 def test_manifest_survives_its_bytes_and_refuses_others() -> None:
