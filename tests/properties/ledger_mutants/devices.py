@@ -40,7 +40,7 @@ def sleepless_engine_awaited(patch: Patch) -> None:
 
 def greeting_gives_time_anew(patch: Patch) -> None:
     """An engine that greets while it falls asleep is taken for awake, and ordered for the first time."""
-    patch.setattr(agents, "falls_asleep", lambda known, hello: False)
+    patch.setattr(agents, "order_under_way", lambda known, hello: None)
 
 
 def learning_time_forgotten(patch: Patch) -> None:

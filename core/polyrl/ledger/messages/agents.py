@@ -15,7 +15,7 @@ from polyrl.ledger.messages.deltas import take_deltas
 from polyrl.ledger.scheduling.leases import announce, drain_engine, lose_engine
 from polyrl.ledger.scheduling.moves import half_open, move, quarantine, resume_pause, suspect_refusals
 from polyrl.ledger.scheduling.recalls import complete_recall, reclaim
-from polyrl.ledger.scheduling.rests import falls_asleep, fell_asleep, order_again
+from polyrl.ledger.scheduling.rests import fell_asleep, order_again, order_under_way
 from polyrl.ledger.state import LeasedEngine, LedgerState, assign_message, tokens_left
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Pool
@@ -117,7 +117,7 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
         transition.send(name, wire.Fenced(refusal))
         return
     known = state.engines.get(name)
-    falling = known.rest if known is not None and falls_asleep(known, hello) else None
+    ordered = order_under_way(known, hello)
     returns = name in state.vanished and (known is None or known.silent)
     if returns and known is not None:
         transition.record(events.EngineReturned(name, now))
@@ -132,8 +132,8 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
     _reconcile_held(transition, engine, hello)
     # Only now: it sends what it holds as soon as it is welcome, and would send again what it is asked for afterwards.
     transition.send(name, wire.Welcome(config.run_epoch, config.lease_s, beat_s=config.beat_s, delta_s=config.delta_s))
-    if falling is not None:
-        order_again(transition, engine, falling)
+    if ordered is not None:
+        order_again(transition, engine, ordered)
     if hello.leaving_s is not None and now + hello.leaving_s < engine.drain_at:
         drain_engine(transition, name, deadline_s=hello.leaving_s, reason=hello.leaving_reason)
     elif engine.draining:
@@ -153,7 +153,8 @@ def _within_bounds(transition: Transition, hello: wire.Hello) -> wire.Hello:
     counts = {one for one in named if _counts(state, known, one, hello.receipts.get(one, b""))}
     if counts != named:
         transition.ignore("unverifiedVersion")
-    serves, falls = hello.weight_version in counts, falls_asleep(known, hello)
+    ordered = order_under_way(known, hello)
+    serves, falls = hello.weight_version in counts, ordered is not None and ordered.phase is RestPhase.FALLING
     before = (hello.weight_version,) if serves and falls and hello.weight_version >= 0 else ()
     return msgspec.structs.replace(
         hello,
@@ -186,7 +187,8 @@ def _greeting(state: LedgerState, hello: wire.Hello, now: float) -> events.Event
     capacity, version = hello.capacity, hello.weight_version
     as_before = known is not None and (known.pool, known.capacity, known.version) == (hello.pool, capacity, version)
     phase = RestPhase.ASLEEP if hello.sleeps and hello.asleep else RestPhase.AWAKE
-    phase = RestPhase.FALLING if falls_asleep(known, hello) else phase
+    ordered = order_under_way(known, hello)
+    phase = phase if ordered is None else ordered.phase
     as_before = as_before and known is not None and (known.rest.able, known.rest.phase) == (hello.sleeps, phase)
     if known is not None and as_before and set(hello.versions) <= set(known.served):
         return events.EngineGreetedAgain(hello.engine, now, seq=hello.seq)

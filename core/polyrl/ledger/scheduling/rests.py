@@ -11,7 +11,8 @@ it does not, nobody sleeps. Where it does
         they are ordered to wake, unless others are done sooner than they would be awake and asleep again,
         and may take all that is left
 
-The deadline is the first order's: an engine that greets while it falls asleep is ordered again, for what is left of it.
+The deadline is the first order's: an engine that greets before it has followed an order is given it again, for what is
+left of it, and its answer alone settles it.
 
 Seconds to sleep and to wake, weights included, are measured. Nothing is placed on an engine from the order to sleep
 until it serves weights again.
@@ -65,16 +66,22 @@ def fell_asleep(transition: Transition, engine: LeasedEngine) -> None:
     transition.record(EngineRests(engine.name, RestPhase.ASLEEP, due=inf, at=transition.now))
 
 
-def falls_asleep(known: LeasedEngine | None, hello: Hello) -> bool:
-    """Whether an engine that greets was ordered to sleep, and has not yet."""
-    falling = known is not None and known.pool is Pool.RESERVED and known.rest.phase is RestPhase.FALLING
-    return falling and hello.pool is Pool.RESERVED and hello.sleeps and not hello.asleep
+def order_under_way(known: LeasedEngine | None, hello: Hello) -> Rest | None:
+    """What an engine that greets was ordered to do and has not said that it did; None: nothing. That it is asleep is no
+    answer: it may have greeted before it read an order to wake, which it follows first."""
+    if known is None or not (known.pool is hello.pool is Pool.RESERVED and hello.sleeps):
+        return None
+    ordered = known.rest.phase is RestPhase.FALLING or (known.rest.phase is RestPhase.WAKING and hello.asleep)
+    return known.rest if ordered else None
 
 
 def order_again(transition: Transition, engine: LeasedEngine, before: Rest) -> None:
-    """It greeted while it fell asleep, and may never have heard that it is to: by when stays."""
-    if engine.rest.phase is not RestPhase.FALLING:
-        transition.record(EngineRests(engine.name, RestPhase.FALLING, due=before.due, at=transition.now))
+    """It greeted before it had done what it was ordered to, and may never have heard of it: by when stays."""
+    if engine.rest.phase is not before.phase:
+        transition.record(EngineRests(engine.name, before.phase, due=before.due, at=transition.now))
+    if before.phase is RestPhase.WAKING:
+        transition.send(engine.name, WakeUp())
+        return
     left_s = before.due - (GIVE_UP_S - SLEEP_DEADLINE_S) - transition.now
     transition.send(engine.name, GoToSleep(max(0.0, left_s)))
 

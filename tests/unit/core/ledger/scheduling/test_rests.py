@@ -202,7 +202,27 @@ def test_one_that_greets_anew_is_ordered_again() -> None:
     stage = shared(1)
     stage.ask(alone=True)
     assert sent(stage.engine("r", Pool.RESERVED, -1, sleeps=True), GoToSleep)
-    assert sent(stage.engine("r", Pool.RESERVED, -1, sleeps=True, asleep=True), Batch)
+    again = stage.engine("r", Pool.RESERVED, -1, sleeps=True, asleep=True)
+    assert sent(again, GoToSleep)
+    assert not sent(again, Batch)
+    assert sent(stage.agent("r", Asleep(0.0)), Batch)
+
+
+def test_one_that_greets_before_it_reads_an_order_to_wake_does_not_count_as_asleep() -> None:
+    """Seed 3022262: its greeting crossed that order, and the batch was given while it woke."""
+    stage = shared(1)
+    stage.engine("t", Pool.RESERVED, -1, sleeps=True, asleep=True)
+    stage.agent("r", Asleep(0.0))
+    stage.submit(1)
+    assert {one.rest.phase for one in stage.ledger.state.engines.values()} == {RestPhase.WAKING}
+    due = stage.ledger.state.engines["t"].rest.due
+    stage.now += 1.0
+    again = stage.engine("t", Pool.RESERVED, -1, sleeps=True, asleep=True)
+    assert sent(again, WakeUp)
+    assert (stage.ledger.state.engines["t"].rest.phase, stage.ledger.state.engines["t"].rest.due) == (
+        RestPhase.WAKING,
+        due,
+    )
 
 
 @pytest.mark.parametrize("max_running", [8, 4], ids=["as before", "with another size"])
