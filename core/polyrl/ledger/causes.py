@@ -71,6 +71,8 @@ class GoneCause(StrEnum):
     """It gave no sign of life for `lost_s`."""
     AWAKE = "awake"
     """It did not sleep when the learner needed its device."""
+    ASLEEP = "asleep"
+    """It did not wake when it was to generate again."""
 
 
 class RestPhase(StrEnum):

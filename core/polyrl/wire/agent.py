@@ -176,6 +176,8 @@ class Asleep(Message, frozen=True, tag="asleep"):
 
     seconds: float
     """That it took."""
+    order: int = 0
+    """`GoToSleep.order`; 0: of an agent that knows of no numbers."""
 
 
 class HandBackReason(StrEnum):
@@ -341,10 +343,13 @@ class GoToSleep(Message, frozen=True, tag="sleep"):
 
     deadline_s: float
     """After which the learner waits no longer. An engine that cannot do it by then is ended, which frees the memory."""
+    order: int = 0
+    """Numbers rise: an order that was given twice is answered twice, and the second answer is none to a later order."""
 
 
 class WakeUp(Message, frozen=True, tag="wake"):
-    """The learner waits, and the device is free: serve the newest weights that are here."""
+    """The learner waits, and the device is free: serve the newest weights that are here. One that does so already says
+    again what it serves. A Welcome takes the order back unless it comes again after it."""
 
 
 SUPERSEDED: Final = "another trainer has taken this one's place"

@@ -28,7 +28,7 @@ from polyrl.worker import TEMPORARY_EXIT
 from polyrl_rollout.agent.conversation import AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation
 from polyrl_rollout.agent.protocol import AgentProtocol
-from polyrl_rollout.agent.rest import Sleeper
+from polyrl_rollout.agent.rest import RestOrders, Sleeper
 from polyrl_rollout.agent.stop_strings import read_tokenizer
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineLost, InferenceEngine, LoadSeconds
 from polyrl_rollout.weights.lent import LoanReader
@@ -81,7 +81,13 @@ class Agent:
         reader = None if settings.rdma_devices is None else LoanReader(settings.rdma_devices)
         puller = Puller(settings.keys, staging, swarm=swarm, reader=reader)
         self._versions = Versions(engine, puller, staging, self._switch, self._send, self.engine_failed)
-        self._rest = Sleeper(engine.sleeps, self._fall_asleep, begin_waking=lambda: self.spawn(self._wake()))
+        self._rest = RestOrders(engine.sleeps)
+        self._sleeper = Sleeper(
+            self._rest,
+            sleep=self._fall_asleep,
+            begin_waking=lambda: self.spawn(self._wake()),
+            say_awake=self._say_awake,
+        )
         self._changing = asyncio.Lock()
         """Held by who changes the engine's weights or memory."""
         self._newest: Pulled | None = None
@@ -101,7 +107,7 @@ class Agent:
         """Until drained, fenced for good, or broken. Returns EXIT_DONE, EXIT_FAILED or TEMPORARY_EXIT."""
         with zmq.Context() as context:
             works = (self._send_tokens(), self._send_heartbeats(), self._versions.run(), self._watch_engine())
-            for work in (self.manager.run(context), *works, self._rest.run()):
+            for work in (self.manager.run(context), *works, self._sleeper.run()):
                 self.spawn(work)
             try:
                 code, why = await self._ended
@@ -155,6 +161,7 @@ class Agent:
                 self._generation.update_room()
                 self._progress.set()
             case wire.Welcome():
+                self._rest.welcomed()
                 self._unsent.set()
                 for undelivered in self._protocol.undelivered():
                     self.hand_back(undelivered.assignment, HandBackReason(undelivered.reason), undelivered.detail)
@@ -174,10 +181,8 @@ class Agent:
                 self._versions.announce(message.weights)
             case wire.Peers() if self._swarm is not None:
                 self._swarm.update(message)
-            case wire.GoToSleep(deadline_s):
-                self._rest.order_sleep(deadline_s)
-            case wire.WakeUp():
-                self._rest.order_wake()
+            case wire.GoToSleep() | wire.WakeUp():
+                self._sleeper.order(message)
             case wire.StartDrain():
                 self._drain(message)
 
@@ -209,9 +214,17 @@ class Agent:
     async def _send_heartbeats(self) -> None:
         """Also while tokens flow: nothing else says how much KV room is free."""
         while True:
-            welcome = self._protocol.welcome
+            welcome, begun = self._protocol.welcome, self._loop.time()
             await asyncio.sleep(welcome.beat_s if welcome else UNHEARD_S)
+            if welcome and self._rest.able:
+                self._doubt_lease(self._loop.time() - begun, welcome.lease_s)
             self._send(self._heartbeat())
+
+    def _doubt_lease(self, silent_s: float, lease_s: float) -> None:
+        """Who was frozen finds orders of a lease that may be over: it reads none of them, and greets."""
+        if silent_s > lease_s and self.manager.link is not None:
+            self._protocol.disconnect()
+            self.manager.link.fail(f"this process stood still for {silent_s:.1f} s, and its lease may be over")
 
     def _flush(self, *, everything: bool) -> None:
         link, welcome = self.manager.link, self._protocol.welcome
@@ -338,24 +351,24 @@ class Agent:
 
     # --- sleep --------------------------------------------------------------------------------------------------------
 
-    async def _fall_asleep(self, deadline_s: float) -> None:
+    async def _fall_asleep(self, order: wire.GoToSleep) -> None:
         """The agent ends with an engine that does not: only its end is sure to free the memory."""
         begun = self._loop.time()
         try:
-            async with asyncio.timeout(deadline_s), self._changing:
+            async with asyncio.timeout(order.deadline_s), self._changing:
                 if not self._rest.asleep:
                     rest = [stream.assign.assignment for stream in self.book.unfinished()]
                     await self._give_back(rest, HandBackReason.RECALLED)
                     await self._engine.sleep()
                     self._rest.asleep = True
         except TimeoutError:
-            await self._end_awake(EngineLost(f"it did not sleep within {deadline_s:g} s"))
+            await self._end_awake(EngineLost(f"it did not sleep within {order.deadline_s:g} s"))
         except EngineFailed as error:
             await self._end_awake(error)
         else:
             seconds = self._loop.time() - begun
             log.info("asleep", seconds=round(seconds, 3))
-            self._send(wire.Asleep(seconds))
+            self._send(wire.Asleep(seconds, order.order))
 
     async def _end_awake(self, error: EngineFailed) -> None:
         """The manager hears of it when the memory is free."""
@@ -369,12 +382,19 @@ class Agent:
             async with asyncio.timeout(NEWER_S):
                 await self._versions.settled()
         async with self._changing:
-            if not (self._rest.asleep and self._rest.is_wanted):
+            if not (self._rest.asleep and self._rest.is_wanted and self._protocol.welcome):
                 return
             self._rest.asleep = False
             if self._newest is not None:
                 await self._change_to(self._newest)
                 log.info("awake", seconds=round(self._loop.time() - begun, 3), version=self._engine.version)
+
+    def _say_awake(self) -> None:
+        """Unless it loads just now, and will say so."""
+        version = self._engine.version
+        if version != NO_VERSION and not self._switching:
+            receipt = self._versions.receipts.get(version, b"")
+            self._send(wire.WeightsLoaded(version, 0.0, load_seconds=0.0, bytes_pulled=0, receipt=receipt))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

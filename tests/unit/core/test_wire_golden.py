@@ -111,7 +111,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         AGENT,
         wire.Asleep(0.5),
-        "0192a661736c656570cb3fe0000000000000",
+        "0193a661736c656570cb3fe000000000000000",
     ),
     (
         AGENT,
@@ -182,7 +182,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         TO_AGENT,
         wire.GoToSleep(90.0),
-        "0192a5736c656570cb4056800000000000",
+        "0193a5736c656570cb405680000000000000",
     ),
     (
         TO_AGENT,

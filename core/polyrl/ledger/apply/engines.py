@@ -200,7 +200,9 @@ def apply_engine_rests(state: LedgerState, event: events.EngineRests) -> None:
         seconds.sleep_s = speed.smoothed(seconds.sleep_s, taken)
     elif (engine.rest.phase, event.phase) == (RestPhase.WAKING, RestPhase.AWAKE) and engine.served:  # no first start
         seconds.wake_s = speed.smoothed(seconds.wake_s, taken)
-    engine.rest = Rest(engine.rest.able, event.phase, since=event.at, due=event.due)
+    seconds.orders += event.phase is RestPhase.FALLING
+    order = seconds.orders if event.phase is RestPhase.FALLING else engine.rest.order
+    engine.rest = Rest(engine.rest.able, event.phase, since=event.at, due=event.due, order=order)
     if event.phase is not RestPhase.AWAKE:
         engine.version = -1  # until it has weights again nothing is placed on it
     state.usage.change_present(_is_present(state, engine) - before, event.at)

@@ -23,13 +23,17 @@ class Rest(msgspec.Struct):
     since: float = 0.0
     due: float = inf
     """When an order must have been followed."""
+    order: int = 0
+    """Number of the last order to sleep."""
 
 
 class RestSeconds(msgspec.Struct):
-    """What was measured, and when waking is looked at again."""
+    """Of all of them: what was measured, what was ordered, and when waking is looked at again."""
 
     sleep_s: float = 0.0
     """From GoToSleep to Asleep; 0: not measured."""
     wake_s: float = 0.0
     """From WakeUp until the weights are loaded; 0: not measured."""
     next_try_at: float = -inf
+    orders: int = 0
+    """Orders to sleep so far, to anybody: an engine whose lease ended does not count from 1 again."""

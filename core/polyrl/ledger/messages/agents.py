@@ -73,7 +73,7 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
         case wire.WeightsFailed(_, serving):
             _serve(transition, engine, serving, failed=True)
         case wire.Asleep():
-            fell_asleep(transition, engine)
+            fell_asleep(transition, engine, message.order)
         case wire.HandBack():
             _handed_back(transition, engine, message)
         case wire.PrefixUnknown(number):
@@ -254,9 +254,10 @@ def _serve(
         version = NO_VERSION
     if engine.rest.phase is RestPhase.AWAKE and _wavers(transition, engine, version):
         believed, version = False, engine.version
-    if engine.rest.phase in (RestPhase.FALLING, RestPhase.ASLEEP):
+    if engine.rest.phase is RestPhase.FALLING:
         version = NO_VERSION  # it was said before it slept
-    elif engine.rest.phase is RestPhase.WAKING and version >= 0:
+    elif engine.rest.phase in (RestPhase.ASLEEP, RestPhase.WAKING) and version >= 0:
+        # One that is taken for asleep has followed an order to wake of a lease that is over; it may be sent to sleep.
         transition.record(events.EngineRests(engine.name, RestPhase.AWAKE, due=inf, at=transition.now))
     if version != engine.version:
         transition.record(events.EngineServing(engine.name, version, at=transition.now))

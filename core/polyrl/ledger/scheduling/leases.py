@@ -14,10 +14,11 @@ from typing import Final
 from polyrl.ledger import events
 from polyrl.ledger.batching import close_late, discard_group
 from polyrl.ledger.causes import GoneCause, MoveCause, RestPhase
+from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.scheduling.moves import move, quarantine
 from polyrl.ledger.scheduling.rebalance import SCAN_PAUSE_S
-from polyrl.ledger.scheduling.rests import overdue
-from polyrl.ledger.state import Assignment, LedgerState
+from polyrl.ledger.scheduling.rests import held_until, overdue
+from polyrl.ledger.state import Assignment, LeasedEngine, LedgerState
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Pool
 from polyrl.wire import Announce, Fenced, StartDrain, TurnsAwaited
@@ -41,7 +42,7 @@ def tick(transition: Transition) -> None:
     transition.fleet.absence_noticed = False
     _end_leases(transition)
     _end_drains(transition)
-    _end_awake(transition)
+    _end_disobedient(transition)
     stall_due = _find_stalled(transition)
     _announce_again(transition)
     ask_due = _ask_again(transition)
@@ -62,9 +63,13 @@ def notice_absence(transition: Transition) -> None:
 
 def lose_engine(transition: Transition, name: str, cause: GoneCause) -> None:
     """An engine is gone: its samples move, its name is forgotten."""
-    for number in tuple(transition.state.engines[name].running):
-        move(transition, number, MoveCause.LOST, cancel=False)
+    _move_all(transition, transition.state.engines[name])
     transition.record(events.EngineGone(name, cause, at=transition.now))
+
+
+def _move_all(transition: Transition, engine: LeasedEngine) -> None:
+    for number in tuple(engine.running):
+        move(transition, number, MoveCause.LOST, cancel=False)
 
 
 def drain_engine(transition: Transition, name: str, *, deadline_s: float, reason: str) -> None:
@@ -95,8 +100,12 @@ def _end_leases(transition: Transition) -> None:
     for engine in tuple(transition.state.engines.values()):
         if not engine.silent and engine.heard_at + config.lease_s <= now:
             transition.record(events.EngineSilent(engine.name, now))
-        if engine.heard_at + config.gone_s <= now:
+        if engine.heard_at + config.gone_s > now:
+            continue
+        if held_until(engine) <= now:
             lose_engine(transition, engine.name, GoneCause.SILENT)
+        else:
+            _move_all(transition, engine)
 
 
 def _end_drains(transition: Transition) -> None:
@@ -107,11 +116,14 @@ def _end_drains(transition: Transition) -> None:
             transition.record(events.DrainExpired(engine.name))
 
 
-def _end_awake(transition: Transition) -> None:
-    """Who does not sleep in time is taken for broken: the learner waits no longer."""
-    for name in overdue(transition):
-        transition.send(name, Fenced("it did not sleep in time"))
-        lose_engine(transition, name, GoneCause.AWAKE)
+def _end_disobedient(transition: Transition) -> None:
+    """Who does not sleep in time is taken for broken: the learner waits no longer. Who does not wake in time says anew
+    what it is."""
+    for engine in overdue(transition):
+        falls = engine.rest.phase is RestPhase.FALLING
+        text = "it did not sleep in time" if falls else "it did not wake in time"
+        transition.send(engine.name, Fenced(text, lease_over=not falls))
+        lose_engine(transition, engine.name, GoneCause.AWAKE if falls else GoneCause.ASLEEP)
 
 
 def _find_stalled(transition: Transition) -> float:
@@ -173,12 +185,20 @@ def _ask_again(transition: Transition) -> float:
     return min((state.samples[name].ask_due for name in state.awaiting_verdict), default=inf)
 
 
+def _lease_ends(engine: LeasedEngine, config: LedgerConfig, now: float) -> float:
+    """When its next stage ends."""
+    if not engine.silent:
+        return engine.heard_at + config.lease_s
+    moved_at = engine.heard_at + config.gone_s
+    return moved_at if moved_at > now else held_until(engine)
+
+
 def _deadlines(state: LedgerState, now: float) -> Iterator[float]:
     config = state.config
     for engine in state.engines.values():
-        yield engine.heard_at + (config.gone_s if engine.silent else config.lease_s)
+        yield _lease_ends(engine, config, now)
         yield engine.weights_at
-        yield engine.rest.due if engine.rest.phase is RestPhase.FALLING else inf
+        yield engine.rest.due
         if engine.drain_at > now:
             yield engine.drain_at
         if engine.quarantined_until > now:

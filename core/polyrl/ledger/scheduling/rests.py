@@ -7,12 +7,17 @@ it does not, nobody sleeps. Where it does
         engines are ordered to sleep, and give back what they run; the batch follows when all sleep
     one of them does not, by GIVE_UP_S
         it is given up like one that is gone, and the batch follows: its agent has ended it by then
+    one of them is silent
+        what it runs moves as from any other, but it counts as awake until GIVE_UP_S: who says nothing for seconds may
+        be frozen or cut off, and still hold its memory. One that is started again answers at once
     the window opens, and there is something to generate
         they are ordered to wake, unless others are done sooner than they would be awake and asleep again,
         and may take all that is left
 
 The deadline is the first order's: an engine that greets before it has followed an order is given it again, for what is
-left of it, and its answer alone settles it.
+left of it, and its answer alone settles it. Orders to sleep are numbered, so that the second answer to one that was
+given twice is none to the next. A greeting takes an order to wake back: one that lay unread in a frozen agent's socket
+would wake it beside the learner.
 
 Seconds to sleep and to wake, weights included, are measured. Nothing is placed on an engine from the order to sleep
 until it serves weights again.
@@ -41,8 +46,12 @@ SLEEP_DEADLINE_S: Final = 75.0
 GIVE_UP_S: Final = 90.0
 """By then it has: the rest is for its process to go."""
 
+NO_ORDER: Final = 0
+"""`Asleep.order` of an agent that knows of no numbers."""
+
 WAKE_DEADLINE_S: Final = 900.0
-"""How long an engine that was ordered to wake is counted on: a first start may capture CUDA graphs for minutes."""
+"""How long an engine that was ordered to wake is counted on: a first start may capture CUDA graphs for minutes. Then it
+is asked to greet anew."""
 
 
 def awaits_sleep(transition: Transition, wanted: BatchRequest) -> bool:
@@ -55,11 +64,14 @@ def awaits_sleep(transition: Transition, wanted: BatchRequest) -> bool:
     return bool(holding)
 
 
-def fell_asleep(transition: Transition, engine: LeasedEngine) -> None:
-    """It says so; what it ran came before. It may have greeted meanwhile, and a manager that was restarted may not know
-    that it was ordered to."""
+def fell_asleep(transition: Transition, engine: LeasedEngine, order: int) -> None:
+    """It says so, to the order of this number; what it ran came before. It may have greeted meanwhile, and a manager
+    that was restarted may not know that it was ordered to."""
     if not engine.rest.able or engine.rest.phase not in (RestPhase.AWAKE, RestPhase.FALLING):
         transition.ignore("asleepUnasked")
+        return
+    if engine.rest.phase is RestPhase.FALLING and order not in (NO_ORDER, engine.rest.order):
+        transition.ignore("asleepByEarlierOrder")  # it was ordered to wake since, and may do so before it reads this
         return
     for number in tuple(engine.running):
         move(transition, number, MoveCause.WINDOW)
@@ -83,7 +95,7 @@ def order_again(transition: Transition, engine: LeasedEngine, before: Rest) -> N
         transition.send(engine.name, WakeUp())
         return
     left_s = before.due - (GIVE_UP_S - SLEEP_DEADLINE_S) - transition.now
-    transition.send(engine.name, GoToSleep(max(0.0, left_s)))
+    transition.send(engine.name, GoToSleep(max(0.0, left_s), engine.rest.order))
 
 
 def follow_window(transition: Transition) -> None:
@@ -102,10 +114,16 @@ def follow_window(transition: Transition) -> None:
         transition.send(engine.name, WakeUp())
 
 
-def overdue(transition: Transition) -> tuple[str, ...]:
-    """Engines that were ordered to sleep and did not in time."""
-    now = transition.now
-    return tuple(e.name for e in _sharing(transition) if e.rest.phase is RestPhase.FALLING and e.rest.due <= now)
+def overdue(transition: Transition) -> tuple[LeasedEngine, ...]:
+    """Engines that were ordered to sleep or to wake and did not in time."""
+    return tuple(engine for engine in _sharing(transition) if engine.rest.due <= transition.now)
+
+
+def held_until(engine: LeasedEngine) -> float:
+    """How long one that is silent may hold memory that the learner needs: it counts until then."""
+    if engine.pool is not Pool.RESERVED or not engine.rest.able or engine.rest.phase is RestPhase.ASLEEP:
+        return -inf
+    return engine.rest.due if engine.rest.phase is RestPhase.FALLING else engine.heard_at + GIVE_UP_S
 
 
 def _sharing(transition: Transition) -> Iterator[LeasedEngine]:
@@ -118,7 +136,7 @@ def _order_sleep(transition: Transition, engine: LeasedEngine) -> None:
         return
     due = transition.now + GIVE_UP_S
     transition.record(EngineRests(engine.name, RestPhase.FALLING, due=due, at=transition.now))
-    transition.send(engine.name, GoToSleep(SLEEP_DEADLINE_S))
+    transition.send(engine.name, GoToSleep(SLEEP_DEADLINE_S, engine.rest.order))
 
 
 def _has_work(state: LedgerState) -> bool:

@@ -39,6 +39,7 @@ from polyrl.wire import (
     Welcome,
 )
 from polyrl_rollout.agent.protocol import AgentProtocol, Stream
+from polyrl_rollout.agent.rest import RestOrders
 from polyrl_rollout.engines.port import TokenChunk
 from polyrl_rollout.testing.simulation.invariants import Violation
 from polyrl_rollout.testing.simulation.model import receipt_of
@@ -81,6 +82,7 @@ class SimulatedEngine:
         self.sleepless_until = 0.0
         """So long it does not get to sleep."""
         self._rests = _Rests(world, self)
+        self._beat_at = world.now
         world.watcher.work.started(name, self._step_s)
         world.held.started(name, self._step_s)
         self._connect()
@@ -136,8 +138,8 @@ class SimulatedEngine:
             versions=self._book.versions(),
             seq=self._book.seq,
             receipts={one: receipt_of(one) for one in (self.version, *self._book.versions())},
-            sleeps=self._rests.able,
-            asleep=self._rests.asleep,
+            sleeps=self._rests.orders.able,
+            asleep=self._rests.orders.asleep,
         )
         self._send(hello)
 
@@ -183,6 +185,7 @@ class SimulatedEngine:
         self._greet()
 
     def handle_welcome(self, _: Welcome) -> None:
+        self._rests.orders.welcomed()
         for one in self._protocol.undelivered():
             self._hand_back(one.assignment, HandBackReason(one.reason))
 
@@ -239,11 +242,18 @@ class SimulatedEngine:
             text = f"{self.name} takes {self.plan.max_running} at once, and was given {running}"
             raise Violation(self.world.now, "I7", text)
 
-    def handle_sleep(self, _: GoToSleep) -> None:
-        self._rests.order(asleep=True)
+    def handle_rest(self, order: GoToSleep | WakeUp) -> None:
+        self._rests.order(order)
 
-    def handle_wake(self, _: WakeUp) -> None:
-        self._rests.order(asleep=False)
+    @property
+    def is_welcome(self) -> bool:
+        """Its last greeting was answered."""
+        return self._protocol.welcome is not None
+
+    def say_awake(self) -> None:
+        """What it serves, if it does not load just now."""
+        if self.version >= 0 and not self._loading:
+            self._send_loaded(0.0)
 
     def rest(self) -> None:
         """Hands back what it runs; its weights are void from now on."""
@@ -315,9 +325,17 @@ class SimulatedEngine:
 
     def _send_heartbeat(self) -> None:
         if self.alive and not self._frozen(self._send_heartbeat):
+            self._doubt_lease()
             taken = sum(len(stream.assign.input_ids) // 4 + len(stream.ids) for stream in self._book.unfinished())
             self._send(Heartbeat(len(self._book.streams), 0, kv_free_tokens=max(0, self.plan.kv_tokens - taken)))
             self.world.after(1.0, self._send_heartbeat)
+
+    def _doubt_lease(self) -> None:
+        """One that shares devices reads nothing that came while it was frozen."""
+        silent_s, self._beat_at = self.world.now - self._beat_at, self.world.now
+        welcome = self._protocol.welcome
+        if self._rests.orders.able and welcome is not None and silent_s > welcome.lease_s:
+            self.partition()
 
     def _frame(self) -> None:
         if not self.alive or self._frozen(self._frame):
@@ -414,42 +432,55 @@ class _Rests:
     """Of an engine whose memory the learner needs at times."""
 
     def __init__(self, world: World, engine: SimulatedEngine) -> None:
-        self.able = engine.plan.sleep_s > 0
-        self.asleep = self.able
-        """It was not started yet, or sleeps."""
+        self.orders = RestOrders(engine.plan.sleep_s > 0)
         self._world, self._engine = world, engine
-        self._wanted = True
-        self._busy = self._falls = False
-        """It falls asleep, or wakes; and which of both."""
+        self._falls: GoToSleep | None = None
+        self._busy = False
+        """It falls asleep, by the order above, or wakes."""
         self._staged = -1
-        if self.able:
+        if self.orders.able:
             world.rests(engine.name, asleep=True)
 
-    def order(self, *, asleep: bool) -> None:
+    def order(self, order: GoToSleep | WakeUp) -> None:
         """What the manager wants; what is under way ends first."""
-        self._wanted = asleep
-        if asleep and self.asleep:
-            self._engine.send(Asleep(0.0))
+        self.orders.order(order)
         self._follow()
 
     def keeps(self, version: int) -> bool:
         """Whether a version that has come is loaded when the engine wakes."""
-        if not self.able or not (self.asleep or self._busy):
+        if not self.orders.able or not (self.orders.asleep or self._busy):
             return False
         self._staged = max(self._staged, version)
         return True
 
     def _follow(self) -> None:
-        if self._busy or self._wanted == self.asleep or not self._engine.alive:
+        if self._busy or not self._engine.alive:
             return
-        self._busy, self._falls = True, self._wanted
-        if self._falls:
-            self._staged = max(self._staged, self._engine.version)
-            self._engine.rest()
-        else:
-            self.asleep = False
-            self._world.rests(self._engine.name, asleep=False)
+        match self.orders.take():
+            case GoToSleep() as order if self.orders.asleep:
+                self._engine.send(Asleep(0.0, order.order))
+            case GoToSleep() as order:
+                self._begin(order)
+                self._staged = max(self._staged, self._engine.version)
+                self._engine.rest()
+            case WakeUp() if self.orders.asleep:
+                self._world.after(self._engine.plan.sleep_s, self._wake)
+            case WakeUp():
+                self._engine.say_awake()
+
+    def _begin(self, falls: GoToSleep | None) -> None:
+        self._busy, self._falls = True, falls
         self._world.after(self._engine.plan.sleep_s, self._end)
+
+    def _wake(self) -> None:
+        """Versions on their way are here; meanwhile another order may have come, or the lease may have ended."""
+        engine, now = self._engine, self._world.now
+        if engine.alive and now < engine.frozen_until:
+            self._world.at(engine.frozen_until, self._wake)
+        elif engine.alive and not self._busy and self.orders.asleep and self.orders.is_wanted and engine.is_welcome:
+            self.orders.asleep = False
+            self._world.rests(engine.name, asleep=False)
+            self._begin(None)
 
     def _end(self) -> None:
         engine, now = self._engine, self._world.now
@@ -461,9 +492,9 @@ class _Rests:
             return
         self._busy = False
         if self._falls:
-            self.asleep = True
+            self.orders.asleep = True
             self._world.rests(engine.name, asleep=True)
-            engine.send(Asleep(engine.plan.sleep_s))
+            engine.send(Asleep(engine.plan.sleep_s, self._falls.order))
         else:
             engine.rise(self._staged)
         self._follow()
@@ -475,7 +506,7 @@ _HANDLERS: Final[dict[type, Callable[[SimulatedEngine, Any], None]]] = {
     Assign: SimulatedEngine.handle_assign,
     Recall: SimulatedEngine.handle_recall,
     Announce: SimulatedEngine.handle_announce,
-    GoToSleep: SimulatedEngine.handle_sleep,
-    WakeUp: SimulatedEngine.handle_wake,
+    GoToSleep: SimulatedEngine.handle_rest,
+    WakeUp: SimulatedEngine.handle_rest,
     StartDrain: SimulatedEngine.handle_drain,
 }

@@ -30,8 +30,10 @@ from polyrl.ledger.apply import apply
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted
 from polyrl.ledger.batching import passes
+from polyrl.ledger.causes import RestPhase
 from polyrl.ledger.events import AnyEvent
 from polyrl.ledger.journal import decode_state, encode_state
+from polyrl.ledger.scheduling.rests import GIVE_UP_S
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Group, Purpose, Response, Scored, sample_id
 from polyrl.wire import (
@@ -435,11 +437,13 @@ class Watcher:
 
     def _check_leases(self, now: float) -> None:
         lease = self._ledger.state.config.gone_s
-        for name in self._ledger.state.engines:
-            if now - max(self._last_seen.get(name, now), self._deaf_until) > lease + SLACK_S:
-                raise Violation(
-                    now, "I8", f"{name} was last heard {now - self._last_seen[name]:.2f} s ago and has a lease"
-                )
+        for name, engine in self._ledger.state.engines.items():
+            silent_s = now - max(self._last_seen.get(name, now), self._deaf_until) - SLACK_S
+            # One that may hold the learner's devices is counted on for so long again after it is ordered to sleep.
+            shares = engine.rest.able and engine.rest.phase is not RestPhase.ASLEEP
+            if silent_s > (2 * GIVE_UP_S if shares else lease) or (silent_s > lease and engine.running):
+                what = "runs samples" if engine.running else "has a lease"
+                raise Violation(now, "I8", f"{name} was last heard {now - self._last_seen[name]:.2f} s ago and {what}")
 
     def _check_work(self, now: float) -> None:
         deaf, seen = now < self._deaf_until, self._last_seen

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from polyrl.ledger import Effects
 from polyrl.ledger.causes import MoveCause, RestPhase
 from polyrl.ledger.events import EngineGone, Moved
-from polyrl.ledger.scheduling.rests import GIVE_UP_S, SLEEP_DEADLINE_S
+from polyrl.ledger.scheduling.rests import GIVE_UP_S, SLEEP_DEADLINE_S, WAKE_DEADLINE_S
 from polyrl.ledger.scheduling.window import opens_in
 from polyrl.sample import Pool, Purpose
 from polyrl.wire import (
@@ -25,6 +26,7 @@ from polyrl.wire import (
     TrainerHello,
     WakeUp,
     WeightsLoaded,
+    Withdraw,
 )
 from polyrl_rollout.testing.stage import Stage, sent
 
@@ -65,7 +67,7 @@ def loaded(version: int = 0) -> WeightsLoaded:
 def test_a_batch_that_needs_the_devices_alone_comes_when_their_engine_sleeps() -> None:
     stage = shared(1)
     asked = stage.ask(alone=True)
-    assert sent(asked, GoToSleep) == [GoToSleep(SLEEP_DEADLINE_S)]
+    assert sent(asked, GoToSleep) == [GoToSleep(SLEEP_DEADLINE_S, 1)]
     assert not sent(asked, Batch)
     assert stage.ledger.state.window_open
     stage.now += 2.0
@@ -295,6 +297,101 @@ def test_one_that_does_not_sleep_is_given_up_and_the_learner_waits_no_longer() -
     assert sent(ended, Fenced)
     assert sent(ended, Batch)
     assert [event.cause for event in stage.events if isinstance(event, EngineGone)] == ["awake"]
+
+
+def silent(stage: Stage, seconds: int) -> list[Batch]:
+    """Nothing is heard of any engine; batches that were given meanwhile."""
+    return [batch for _ in range(seconds) for batch in sent(stage.pass_time(1.0), Batch)]
+
+
+def test_the_second_answer_to_an_order_given_twice_is_none_to_the_next_order() -> None:
+    """It reads WakeUp and the next order only then, and would wake beside the learner."""
+    stage = shared(1)
+    stage.engine("s")
+    stage.ledger.state.engines["s"].step_scale = 0.001
+    (first,) = sent(stage.ask(alone=True, request=900), GoToSleep)
+    (again,) = sent(greets(stage), GoToSleep)
+    stage.trainer(Withdraw(stage.request(), 900))
+    stage.submit(1)
+    stage.ledger.state.learner.token_s = 1.0
+    stage.agent("r", Asleep(1.0, first.order))
+    assert phase(stage) is RestPhase.WAKING
+    (second,) = sent(stage.ask(alone=True), GoToSleep)
+    assert not sent(stage.agent("r", Asleep(0.0, again.order)), Batch)
+    assert phase(stage) is RestPhase.FALLING
+    assert sent(stage.agent("r", Asleep(0.0, second.order)), Batch)
+
+
+def greets(stage: Stage, *, asleep: bool = False) -> Effects:
+    return stage.engine("r", Pool.RESERVED, -1, sleeps=True, asleep=asleep)
+
+
+def test_numbers_of_orders_count_on_after_a_lease() -> None:
+    stage = shared(1)
+    (first,) = sent(stage.ask(alone=True, request=900), GoToSleep)
+    stage.trainer(Withdraw(stage.request(), 900))
+    stage.agent("r", Deregister("broken"))
+    greets(stage)
+    (second,) = sent(stage.ask(alone=True), GoToSleep)
+    assert second.order > first.order
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered to sleep", "awake"])
+def test_one_that_is_silent_may_still_hold_its_memory(*, ordered: bool) -> None:
+    """It was given up after 15 s, and the learner got its device beside a frozen agent's engine."""
+    stage = shared(2)
+    if ordered:
+        stage.ask(alone=True, deadline_s=600.0)
+    assert not silent(stage, 17)
+    assert not stage.ledger.state.engines["r"].running, "what it ran goes on elsewhere"
+    if not ordered:
+        assert not sent(stage.ask(alone=True, deadline_s=600.0), Batch)
+    assert not silent(stage, int(GIVE_UP_S) - 20)
+    assert "r" in stage.ledger.state.engines
+    assert silent(stage, 23)
+    assert "r" not in stage.ledger.state.engines
+
+
+def test_one_that_is_silent_asleep_holds_nothing() -> None:
+    stage = learning()
+    silent(stage, 17)
+    assert "r" not in stage.ledger.state.engines
+
+
+def test_a_silent_one_that_is_started_again_keeps_the_learner_no_longer() -> None:
+    stage = shared(1)
+    stage.ask(alone=True, deadline_s=600.0)
+    silent(stage, 17)
+    (order,) = sent(greets(stage, asleep=True), GoToSleep)
+    assert sent(stage.agent("r", Asleep(0.0, order.order)), Batch)
+
+
+def test_one_that_wakes_by_an_order_of_a_lease_that_is_over_is_sent_to_sleep() -> None:
+    stage = learning()
+    asked = stage.agent("r", loaded())
+    assert phase(stage) is RestPhase.FALLING
+    assert sent(asked, GoToSleep)
+
+
+def test_one_that_is_taken_for_asleep_while_the_window_is_open_serves_by_its_word() -> None:
+    stage = Stage()
+    greets(stage, asleep=True)
+    stage.engine("s")
+    stage.ledger.state.engines["r"].rest.phase = RestPhase.ASLEEP
+    stage.agent("r", loaded())
+    assert phase(stage) is RestPhase.AWAKE
+    assert stage.ledger.state.engines["r"].version == 0
+
+
+def test_one_that_does_not_wake_in_time_greets_anew() -> None:
+    """It was counted on no more, and waited for without end."""
+    stage = learning()
+    stage.submit(1)
+    assert sent(stage.ask(alone=True, deadline_s=10 * WAKE_DEADLINE_S), WakeUp)
+    while "r" in stage.ledger.state.engines and stage.now < 2 * WAKE_DEADLINE_S:
+        stage.pass_time_heard(10)
+    assert [event.cause for event in stage.events if isinstance(event, EngineGone)] == ["asleep"]
+    assert stage.now == pytest.approx(1.0 + WAKE_DEADLINE_S, abs=11.0)
 
 
 def test_one_that_breaks_meanwhile_keeps_nobody() -> None:
