@@ -1,7 +1,7 @@
 """One receiver's connection to who serves weights, without its socket: bytes that came go in, bytes to send come out.
 
     request   sealed: 2 bytes, its length; sealed: a GetManifest, a GetChunk or a GetLent
-    answer    sealed: 8 bytes, the content's length, 0 when it is not kept; sealed: the content in frames of FRAME_BYTES
+    answer    sealed: SIZE_BYTES, the content's length, 0 when it is not kept; sealed: the content in `sealed_frames`
               With LENT in the length the content is a `weights.lending.Loan`: where a chunk may be read
 
 Answers come in the order of requests, and each frame belongs to the request that it answers. A receiver may ask
@@ -10,6 +10,7 @@ MAX_ASKED ahead; one that asks for more, or speaks otherwise, is at fault, and i
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,17 +19,17 @@ from typing import Final, Generic, TypeVar
 
 from polyrl.errors import ProtocolError
 from polyrl.wire import Frame
-from polyrl.wire.sealing import FRAME_BYTES, Handshake, Opener, Sealer, sealed_frames
+from polyrl.wire.sealing import FRAME_BYTES, LAST_BYTES, LINE_BYTES, Handshake, Opener, Sealer, sealed_frames
 
 MAX_ASKED: Final = 8
 """Requests of one connection that wait for their turn; more than twice what a receiver of ours has under way."""
 MAX_REQUEST_BYTES: Final = 256
 """A request is a version and a hash."""
 LENGTH_BYTES: Final = 2
-SIZE_BYTES: Final = 8
+SIZE_BYTES: Final = LINE_BYTES - Sealer.overhead
 LENT: Final = 1 << 63
 ABOUT_REQUESTS: Final = b"request"
-ROOM_BYTES: Final = FRAME_BYTES + Sealer.overhead
+ROOM_BYTES: Final = FRAME_BYTES + LAST_BYTES + Sealer.overhead
 """The largest sealed frame."""
 
 
@@ -44,6 +45,11 @@ class Content:
 
 
 R = TypeVar("R")
+
+
+def new_room() -> memoryview:
+    """ROOM_BYTES, from the beginning of a page."""
+    return memoryview(mmap.mmap(-1, ROOM_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class ServedConnection(Generic[R]):

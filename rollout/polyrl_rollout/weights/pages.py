@@ -1,6 +1,7 @@
 """A version's file of weights, mapped: shared by the agents that use it, and its pages used again by a later version.
 
-The first touch of a page costs three times what writing to it costs. All of a file's room is taken when it is made, so
+The first touch of a page costs three times what writing to it costs, and to map it in another process or again a third
+of that: who used a file keeps its map for when the file comes again. All of a file's room is taken when it is made, so
 a full memory is refused there and then, and not by a signal at the first touch.
 
 Who writes it holds its flock alone, who uses what lies there shares it; so nothing is written that somebody uses, and
@@ -23,10 +24,11 @@ from typing import Final
 import msgspec
 
 from polyrl.weights import VersionManifest
+from polyrl.wire.sealing import LINE_BYTES
 
 WEIGHTS_FILE: Final = "model.safetensors"
-HEADER_ALIGNMENT: Final = 8
-"""safetensors pads its header with spaces so that the data begins at a multiple of this."""
+HEADER_ALIGNMENT: Final = LINE_BYTES
+"""The header is padded with spaces so that the data begins at a multiple of this; safetensors itself asks for 8."""
 
 POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14, which has no name in `mmap` yet."""
@@ -35,13 +37,18 @@ POPULATE_READ: Final = 22
 class WeightsFile:
     """A safetensors file, from its making to its release, under whatever name it lies."""
 
-    def __init__(self, path: Path, descriptor: int, size: int) -> None:
-        """`descriptor` is of that file, locked, and belongs to this now."""
+    def __init__(self, path: Path, descriptor: int, size: int, before: WeightsFile | None = None) -> None:
+        """`descriptor` is of that file, locked, and belongs to this now. `before` may be what used this file last."""
         self.path, self.size, self._descriptor = path, size, descriptor
         self.manifest: VersionManifest | None = None
         """Of the version that lies here whole, where that is known."""
         self.life, self._turn = 0, threading.Lock()
-        self._map = mmap.mmap(descriptor, size)
+        found = os.fstat(descriptor)
+        self._inode = (found.st_dev, found.st_ino)
+        again = before is not None and before._inode == self._inode and before.size == size
+        self._map = before._map if before is not None and again else mmap.mmap(descriptor, size)
+        self._is_mapped = before is not None and again and before._is_mapped
+        """Page by page."""
 
     @staticmethod
     def make(path: Path, size: int) -> WeightsFile:
@@ -57,8 +64,9 @@ class WeightsFile:
             raise
 
     @staticmethod
-    def opened(path: Path, *, alone: bool) -> WeightsFile | None:
-        """One that lies there, to be written (`alone`) or used; None: not there, or somebody's just now."""
+    def opened(path: Path, *, alone: bool, before: WeightsFile | None = None) -> WeightsFile | None:
+        """One that lies there, to be written (`alone`) or used; None: not there, or somebody's just now. `before`: one
+        that was released, and may be the same."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -68,7 +76,7 @@ class WeightsFile:
             # It was taken for another version between these two lines otherwise.
             there = os.path.samestat(os.fstat(descriptor), path.lstat())
             if there and (size := os.fstat(descriptor).st_size):
-                return WeightsFile(path, descriptor, size)
+                return WeightsFile(path, descriptor, size, before)
             if there and alone:
                 path.unlink()  # whoever made it was killed before it had its room
         except (BlockingIOError, FileNotFoundError):
@@ -91,6 +99,8 @@ class WeightsFile:
     def populate(self, begin: int, size: int) -> None:
         """Maps the pages of those bytes of the file, which are written next: one call for all of them takes a tenth of
         what as many faults at their first writes take, half of a receiver's time."""
+        if self._is_mapped:
+            return
         first = begin // mmap.PAGESIZE * mmap.PAGESIZE
         with contextlib.suppress(OSError):  # an older system: each page by itself, then
             self._map.madvise(POPULATE_READ, first, begin + size - first)
@@ -117,10 +127,11 @@ class WeightsFile:
     def share(self) -> None:
         """It is written: from now on others may use it, and nobody writes it."""
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+        self._is_mapped = True
 
     def release(self) -> None:
         """Whoever needs pages may write it now, if nobody else uses it; idempotent. The memory is free once it is
-        removed and nobody has a view of it."""
+        removed and nobody has a view of it, or this."""
         self.renew()
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # the mapping has a duplicate of it, which lives on

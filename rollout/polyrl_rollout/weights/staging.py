@@ -114,9 +114,9 @@ class Partial:
     def take(self, chunk: ChunkEntry) -> list[TensorEntry]:
         """The chunk lies in its place, and is copied wherever else it belongs. One thread at a time; returns the
         tensors that are whole by it."""
-        first = self.place(chunk)
-        for offset, size in self._places[chunk.hash][1:]:
-            self._stream[offset : offset + size] = first
+        begin, size = self._places[chunk.hash][0]
+        for offset, _ in self._places[chunk.hash][1:]:
+            self._stream[offset : offset + size] = self._stream[begin : begin + size]
         self.have.add(chunk.hash)
         waiting = self._waiting.pop(chunk.hash, ())
         for lacks in waiting:
@@ -201,6 +201,8 @@ class Staging:
         self._used: dict[Path, WeightsFile] = {}
         self._known: dict[Path, VersionManifest] = {}
         """Of complete folders, what this agent knows of them; some may be gone."""
+        self._before: WeightsFile | None = None
+        """Used no more, for its map: the next version takes its pages. One at most, until then."""
         self._false = set[Path]()
 
     @property
@@ -226,9 +228,10 @@ class Staging:
         folder = self.root / name_of(manifest)
         if folder in self._false:
             return None
-        file = self._used.get(folder) or WeightsFile.opened(folder / WEIGHTS_FILE, alone=False)
+        file = self._used.get(folder) or WeightsFile.opened(folder / WEIGHTS_FILE, alone=False, before=self._before)
         if file is None:
             return None
+        self._before = None
         check = StreamCheck(file.stream(manifest)) if file.is_of(manifest) and _has_files(folder, files) else None
         if check is None or not all(each(check.matches, manifest.tensors)):
             log.warning("a version on this machine is false", folder=str(folder))
@@ -285,6 +288,7 @@ class Staging:
             if file.manifest is None or file.manifest.version != version:
                 del self._used[folder]
                 file.release()
+                self._before = file
 
     def close(self) -> None:
         """Removes everything that nobody else uses; idempotent."""
@@ -292,6 +296,7 @@ class Staging:
         for file in self._used.values():
             file.release()
         self._used.clear()
+        self._before = None
         for folder in self._folders:
             folder.close()
 
@@ -305,7 +310,7 @@ class Staging:
         removed."""
         found: WeightsFile | None = None
         for folder in sorted(self.root.glob("v*"), key=lambda folder: folder != wanted):
-            file = WeightsFile.opened(folder / WEIGHTS_FILE, alone=True)
+            file = WeightsFile.opened(folder / WEIGHTS_FILE, alone=True, before=self._before)
             if file is None and (folder / WEIGHTS_FILE).exists():
                 continue  # somebody's
             if file is not None and found is None and file.size == size:
@@ -314,6 +319,7 @@ class Staging:
             if file is not None:
                 file.release()
             shutil.rmtree(folder, ignore_errors=True)
+        self._before = None
         self._known = {folder: known for folder, known in self._known.items() if folder in self._used}
         return found, found is not None and found.path.parent == wanted
 

@@ -15,7 +15,7 @@ from typing import Final
 from polyrl import wire
 from polyrl.errors import ProtocolError
 from polyrl.wire.sealing import PUBLIC_BYTES, Handshake, sealed_frames
-from polyrl.wire.serving import ABOUT_REQUESTS, LENGTH_BYTES, ROOM_BYTES, SIZE_BYTES
+from polyrl.wire.serving import ABOUT_REQUESTS, LENGTH_BYTES, SIZE_BYTES, new_room
 
 MAX_MANIFEST_BYTES: Final = 256 << 20
 """32 MiB of files, and 100 bytes for each of two million tensors and chunks: 8 TB."""
@@ -32,7 +32,7 @@ class WeightStream:
 
         Raises OSError when nobody is there or less than SLOWEST came for `silence_s`; so do all methods."""
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        self._check, self._room, self._silence_s = check, memoryview(bytearray(ROOM_BYTES)), silence_s
+        self._check, self._room, self._silence_s = check, new_room(), silence_s
         self._socket = socket.create_connection((host.strip("[]"), int(port)), silence_s)
         with contextlib.ExitStack() as failed:
             failed.callback(self._socket.close)

@@ -30,7 +30,7 @@ from polyrl.control import bracketed
 from polyrl.errors import ProtocolError
 from polyrl.wire import FromPuller, decode_from_puller
 from polyrl.wire.sealing import Handshake
-from polyrl.wire.serving import ROOM_BYTES, Content, ServedConnection
+from polyrl.wire.serving import ROOM_BYTES, Content, ServedConnection, new_room
 from polyrl_trainer.dropped_messages import DroppedMessages
 
 MAX_BYTES: Final = 256 << 20
@@ -294,7 +294,7 @@ class _ServingThread(threading.Thread):
     def _take_room(self, peer: _Peer) -> None:
         if not self._rooms:
             self._rooms_left -= 1
-            self._rooms.append(memoryview(bytearray(ROOM_BYTES)))
+            self._rooms.append(new_room())
         peer.room, peer.heard, peer.read = self._rooms.pop(), time.monotonic(), 0
         self._held[peer.address] += 1
         # It may have come for another reason than its turn: a turn that it no longer needs is another's.

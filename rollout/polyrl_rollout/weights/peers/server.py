@@ -24,7 +24,7 @@ import structlog
 from polyrl.errors import ProtocolError
 from polyrl.wire import FromPeer, decode_from_peer
 from polyrl.wire.sealing import PeerKeys, PeerReception
-from polyrl.wire.serving import ROOM_BYTES, Content, ServedConnection
+from polyrl.wire.serving import Content, ServedConnection, new_room
 
 UPLOADS: Final = 12
 """Connections at once: twice as many as an agent dials, so that one that nobody has room for is rare."""
@@ -190,7 +190,7 @@ class PeerServer:
             served.receive(data)
             if served.requests and not asked:
                 self._admit(upload)
-                room = memoryview(bytearray(ROOM_BYTES))
+                room = new_room()
             if served.requests > asked:
                 upload.asked_at = time.monotonic()
 

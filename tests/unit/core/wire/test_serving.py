@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import chain, pairwise, permutations
 
@@ -16,11 +17,13 @@ from zmq.utils import z85
 
 from polyrl.errors import InvalidData, ProtocolError
 from polyrl.keys import key_bytes
+from polyrl.weights import CHUNK_BYTES, MAX_CHUNK_BYTES
 from polyrl.wire import FromPuller, GetChunk, GetManifest, decode_from_puller, encode
 from polyrl.wire.sealing import (
     FRAME_BYTES,
     GREETING,
     KEY_BYTES,
+    LINE_BYTES,
     TAG_BYTES,
     Handshake,
     LastingKeys,
@@ -47,9 +50,15 @@ def find(request: FromPuller) -> Content | None:
 class Receiver:
     """The other side of a connection, in memory."""
 
-    def __init__(self, role: str = "agent", *, server: ServedConnection[FromPuller] | None = None) -> None:
+    def __init__(
+        self,
+        role: str = "agent",
+        *,
+        server: ServedConnection[FromPuller] | None = None,
+        finds: Callable[[FromPuller], Content | None] = find,
+    ) -> None:
         self.room = memoryview(bytearray(ROOM_BYTES))
-        self.server = server or ServedConnection(Handshake(lasting("trainer", "agent")), find, decode_from_puller)
+        self.server = server or ServedConnection(Handshake(lasting("trainer", "agent")), finds, decode_from_puller)
         handshake = Handshake(lasting(role, "trainer"))
         self.server.receive(GREETING + handshake.public)
         self.sealer, self.opener = handshake.finish(bytes(self.server.next(self.room)), dialled=True)
@@ -83,6 +92,28 @@ def test_answers_come_in_order_however_requests_are_cut(cuts: list[int], request
         assert receiver.answer(request) == (bytes(held.data) if held else b"")
     assert receiver.server.is_waiting
     assert receiver.server.is_authentic
+
+
+@pytest.mark.parametrize("size", [CHUNK_BYTES, MAX_CHUNK_BYTES])
+def test_a_chunk_and_its_first_word_fill_lines_of_the_cache(size: int) -> None:
+    """What comes after them lies then in its lines as it does where it is copied from: so it is copied fastest."""
+    data = memoryview(bytes(size))
+    receiver = Receiver(finds=lambda _: Content(data, nullcontext))
+    receiver.server.receive(receiver.frames(GetManifest(0)))
+    sizes = []
+    while not receiver.server.is_waiting:
+        sizes.append(len(receiver.server.next(receiver.room)))
+    assert not any(piece % LINE_BYTES for piece in sizes)
+    assert len(sizes) == 1 + size // (1 << 20)
+
+
+@given(st.integers(0, 3 * FRAME_BYTES))
+def test_frames_are_all_of_the_content_and_fit_a_room(size: int) -> None:
+    frames = sealed_frames(size)
+    assert [end - begin for begin, end in frames if not 0 < end - begin <= ROOM_BYTES - Sealer.overhead] == []
+    assert [place for begin, end in frames for place in range(begin, end, FRAME_BYTES)][:1] == [0] * bool(size)
+    assert all(end == begin for (_, end), (begin, _) in pairwise(frames))
+    assert sum(end - begin for begin, end in frames) == size
 
 
 def test_who_has_another_key_is_not_answered() -> None:
