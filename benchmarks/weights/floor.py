@@ -23,8 +23,13 @@ KEY: Final = bytes(range(16))
 DEADLINE: Final = struct.pack("ll", 60, 0)
 
 
-FRAMES: Final = (256 << 10, 1 << 20, 4 << 20)
-"""Sizes of sealed frames that are tried."""
+FRAMES: Final = tuple(sealed - TAG for sealed in (256 << 10, 1 << 20, 4 << 20))
+"""Contents of sealed frames that are tried; a frame fills whole lines of the processor's cache, as those of a pull do."""
+
+
+def _room(frame: int) -> memoryview:
+    """For a sealed frame, from the beginning of a page."""
+    return memoryview(mmap.mmap(-1, frame + TAG, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def _take(connected: socket.socket, target: memoryview, frame: int | None) -> No
         while len(target):
             target = target[connected.recv_into(target, min(len(target), 4 << 20), socket.MSG_WAITALL) :]
         return
-    cipher, room = AESGCM(KEY), memoryview(bytearray(frame + TAG))
+    cipher, room = AESGCM(KEY), _room(frame)
     for number, begin in enumerate(range(0, len(target), frame)):
         part = target[begin : begin + frame]
         sealed = room[: len(part) + TAG]
@@ -88,7 +93,7 @@ def _give(port: int, source: memoryview, frame: int) -> None:
     if not frame:
         connected.sendall(source)
         return
-    cipher, room = AESGCM(KEY), memoryview(bytearray(frame + TAG))
+    cipher, room = AESGCM(KEY), _room(frame)
     for number, begin in enumerate(range(0, len(source), frame)):
         part = source[begin : begin + frame]
         cipher.encrypt_into(number.to_bytes(12, "big"), part, b"", room[: len(part) + TAG])

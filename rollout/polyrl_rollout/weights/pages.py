@@ -46,8 +46,8 @@ class WeightsFile:
         found = os.fstat(descriptor)
         self._inode = (found.st_dev, found.st_ino)
         again = before is not None and before._inode == self._inode and before.size == size
-        self._map = before._map if before is not None and again else mmap.mmap(descriptor, size)
-        self._is_mapped = before is not None and again and before._is_mapped
+        self._map: mmap.mmap = before._map if before is not None and again else mmap.mmap(descriptor, size)
+        self._is_mapped: bool = before is not None and again and before._is_mapped
         """Page by page."""
 
     @staticmethod

@@ -14,7 +14,15 @@ import zmq
 
 from polyrl.wire.sealing import Handshake, LastingKeys
 from polyrl.wire.serving import Content
-from polyrl_trainer.weights.server import LEAST_READ, MAKES_WAY_S, STALL_S, WeightServer, _Peer, _ServingThread
+from polyrl_trainer.weights.server import (
+    ALONE_FRAMES,
+    LEAST_READ,
+    MAKES_WAY_S,
+    STALL_S,
+    WeightServer,
+    _Peer,
+    _ServingThread,
+)
 
 
 class Asking:
@@ -94,6 +102,41 @@ def test_who_got_a_room_out_of_turn_takes_no_second_turn(thread: _ServingThread,
     thread._give_room(third)
     assert is_called(thread, second)
     assert not thread._waiting
+
+
+class Counting(Asking):
+    """How many pieces, which the system always takes, were sent."""
+
+    def __init__(self) -> None:
+        self.pieces = 0
+
+    def next(self, room: memoryview) -> memoryview:
+        self.pieces += 1
+        return room[:64]
+
+
+def test_who_is_alone_takes_several_frames_a_turn_and_no_room_beyond_it(thread: _ServingThread) -> None:
+    with ExitStack() as stack:
+        alone, _ = connect(thread, stack)
+        alone.connection = Counting()  # type: ignore[assignment]
+        thread._select(alone, 3)
+        thread._take_turns()
+        assert alone.connection.pieces == ALONE_FRAMES  # type: ignore[attr-defined]
+        assert alone.room is None
+        thread._waiting.append(alone)  # as good as another one: who gets its room is none of this test's business
+        thread._take_turns()
+        assert alone.connection.pieces == ALONE_FRAMES + 1  # type: ignore[attr-defined]
+
+
+def test_of_two_that_are_ready_each_sends_a_frame_in_turn(thread: _ServingThread) -> None:
+    with ExitStack() as stack:
+        both = [connect(thread, stack)[0] for _ in range(2)]
+        for peer in both:
+            peer.connection = Counting()  # type: ignore[assignment]
+            thread._select(peer, 3)
+        for turn in range(3):
+            thread._take_turns()
+            assert [peer.connection.pieces for peer in both] == [turn + 1] * 2  # type: ignore[attr-defined]
 
 
 def test_asking_for_more_keeps_no_room(thread: _ServingThread, peers: list[_Peer]) -> None:
