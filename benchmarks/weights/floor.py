@@ -24,7 +24,7 @@ DEADLINE: Final = struct.pack("ll", 60, 0)
 
 
 FRAMES: Final = tuple(sealed - TAG for sealed in (256 << 10, 1 << 20, 4 << 20))
-"""Contents of sealed frames that are tried; a frame fills whole lines of the processor's cache, as those of a pull do."""
+"""Contents of sealed frames that are tried; one fills whole lines of the processor's cache, as those of a pull do."""
 
 
 def _room(frame: int) -> memoryview:
