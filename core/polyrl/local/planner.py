@@ -15,13 +15,23 @@ The operator plans pods by itself (`polyrl.cluster`); the two share what a worke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import repeat
 from typing import Final, TypeAlias
 
-from polyrl.local.starts import FIRST_RESTART_BACKOFF_S, RETRIES_S, FailedStart, StartVerdict, how_it_ended, judge
+from polyrl.local.starts import (
+    FIRST_RESTART_BACKOFF_S,
+    LONGEST_RESTART_BACKOFF_S,
+    RETRIES_S,
+    FailedStart,
+    StartVerdict,
+    how_it_ended,
+    judge,
+    was_well,
+)
 from polyrl.worker import EXPLAINED_EXITS, USER_ERROR_EXIT, Role, Worker, Workers
 
 MANAGER_PROVED_S: Final = 5.0
@@ -167,14 +177,20 @@ def failed_starts(run: RunObservation, role: Role = Role.ROLLOUT) -> list[Observ
 
 
 def _was_of_use(run: RunObservation, worker: ObservedWorker) -> bool:
-    if worker.role is not Role.MANAGER:
-        return worker.name in run.served
-    return worker.exited_at is not None and worker.exited_at - worker.started_at >= MANAGER_PROVED_S
+    lived_s = 0.0 if worker.exited_at is None else worker.exited_at - worker.started_at
+    if worker.role is Role.MANAGER:
+        return lived_s >= MANAGER_PROVED_S
+    return worker.name in run.served or was_well(worker.exit_code or 0, lived_s)
 
 
 def _verdict(run: RunObservation, role: Role) -> StartVerdict | None:
-    ended = [(one.name, one.exit_code, one.exited_at) for one in failed_starts(run, role)]
-    return judge([FailedStart(name, code or 0, exited_at=at or 0.0) for name, code, at in ended])
+    failures = [
+        FailedStart(one.name, one.exit_code or 0, started_at=one.started_at, exited_at=one.exited_at or 0.0)
+        for one in failed_starts(run, role)
+    ]
+    of_use = [one for one in _of_role(run.observed, role) if _was_of_use(run, one)]
+    ends = [math.inf if one.exited_at is None else one.exited_at for one in of_use]
+    return judge(failures, proven_until=max(ends, default=-math.inf))
 
 
 def _given_up(run: RunObservation, role: Role) -> bool:
@@ -192,6 +208,9 @@ def run_conditions(wanted: Workers, run: RunObservation) -> list[str]:
         sentences.append(f"rollouts given up: the last {rollouts.why}")
     if wanted.reserved is not None and reserved is not None and reserved.again_at is None:
         sentences.append(f"the reserved engine is given up: the last {reserved.why}; rollouts generate alone")
+    if rollouts is not None and rollouts.repeats:
+        again = f"they are tried again, up to {LONGEST_RESTART_BACKOFF_S:.0f} s apart"
+        sentences.append(f"rollouts that start fail, though others have served: the last {rollouts.why}; {again}")
     waits = [one.why for one in (reserved, rollouts) if one is not None and one.from_outside]
     if waits and not any(one.lives and one.name in run.served for one in run.observed):
         limit = f"starts that are killed or too slow are repeated for {RETRIES_S / 60:.0f} min"

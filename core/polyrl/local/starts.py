@@ -5,6 +5,10 @@
                                                    that many                       given up with that reason
     killed, out of memory, not ready in time       for less than RETRIES_S         again, after the back-off
                                                    for longer                      given up
+    in whatever way                                beside one that served          again, after the back-off
+
+In a row are starts of which each began after another one had failed: of a fleet that starts together all may fail of
+one cause, a port or a download, and have failed once. Where another one of the role serves, the setting is good.
 
 One that ends with 0 ended by itself: whom the fleet asks to leave is no failed start. Whoever kills engines while they
 start, or a machine too busy to start them in time, is no wrong setting. SGLang ends by a signal whatever went wrong,
@@ -31,6 +35,10 @@ RETRIES_S: Final = 1800.0
 """From the first to the last of the starts that were ended from outside: three that SGLang's own deadline of 600 s
 ends, or the time in which whoever kills them is found."""
 
+LONGEST_START_S: Final = 900.0
+"""SGLang's own deadline of 600 s, and the pull of its weights before. Who is killed later waited in good health for
+weights that come late: supervised learning takes hours."""
+
 SHELL_SIGNALS: Final = range(129, 160)
 """Exit codes that a wrapper gives for a child that a signal ended: 128 and its number."""
 
@@ -41,6 +49,7 @@ class FailedStart:
 
     name: str
     exit_code: int
+    started_at: float
     exited_at: float
 
     @property
@@ -62,11 +71,18 @@ class StartVerdict:
     """What happened, as the end of a sentence."""
     from_outside: bool = False
     """The newest was killed or too slow."""
+    repeats: bool = False
+    """So many failed for a reason of their own that only those that served speak for the role."""
 
 
 def was_killed(exit_code: int) -> bool:
     """True when a signal ended it, or its engine, or that was not ready in time."""
     return exit_code < 0 or exit_code in SHELL_SIGNALS or exit_code == TEMPORARY_EXIT
+
+
+def was_well(exit_code: int, lived_s: float) -> bool:
+    """True when a signal ended one whose start had long been over; its engine had none to lose yet."""
+    return was_killed(exit_code) and exit_code != TEMPORARY_EXIT and lived_s >= LONGEST_START_S
 
 
 def how_it_ended(exit_code: int) -> str:
@@ -79,21 +95,46 @@ def how_it_ended(exit_code: int) -> str:
     return f"ended with exit code {exit_code}"
 
 
-def judge(failures: Sequence[FailedStart]) -> StartVerdict | None:
-    """Of the failed starts since one was of use, oldest first; None where there are none."""
+def judge(failures: Sequence[FailedStart], proven_until: float = -math.inf) -> StartVerdict | None:
+    """Of the failed starts since one was of use; None where there are none. `proven_until`: as long as another one of
+    the role that was of use lived; infinite while one does."""
     if not failures:
         return None
-    own = [failed for failed in failures if not failed.from_outside]
-    if len(own) >= FAILED_STARTS_LIMIT:
-        return StartVerdict(
-            None, f"{len(own)} ended before they served (newest {own[-1].name}, exit code {own[-1].exit_code})"
-        )
+    given_up = _reason_to_give_up([failed for failed in failures if failed.started_at >= proven_until])
+    if given_up:
+        return StartVerdict(None, given_up)
+    again_at = max(failed.exited_at for failed in failures) + pause_after(in_a_row(failures))
+    own = _own(failures)
+    repeats = in_a_row(own) >= FAILED_STARTS_LIMIT
+    why = _summary(own) if repeats else f"{failures[-1]} before it served"
+    return StartVerdict(again_at, why, from_outside=failures[-1].from_outside, repeats=repeats)
+
+
+def in_a_row(failures: Sequence[FailedStart]) -> int:
+    """How many of them each began after the one before had failed."""
+    count, failed_at = 0, -math.inf
+    for failed in sorted(failures, key=lambda failed: failed.exited_at):
+        if failed.started_at > failed_at:
+            count, failed_at = count + 1, failed.exited_at
+    return count
+
+
+def _reason_to_give_up(failures: Sequence[FailedStart]) -> str:
+    own = _own(failures)
+    if in_a_row(own) >= FAILED_STARTS_LIMIT:
+        return _summary(own)
     ends = [failed.exited_at for failed in failures if failed.from_outside]
     if ends and max(ends) - min(ends) >= RETRIES_S:
-        why = f"{len(ends)} were killed or not ready in time, over {RETRIES_S / 60:.0f} min (newest: {failures[-1]})"
-        return StartVerdict(None, why)
-    again_at = max(failed.exited_at for failed in failures) + pause_after(len(failures))
-    return StartVerdict(again_at, f"{failures[-1]} before it served", from_outside=failures[-1].from_outside)
+        return f"{len(ends)} were killed or not ready in time, over {RETRIES_S / 60:.0f} min (newest: {failures[-1]})"
+    return ""
+
+
+def _own(failures: Sequence[FailedStart]) -> list[FailedStart]:
+    return [failed for failed in failures if not failed.from_outside]
+
+
+def _summary(own: Sequence[FailedStart]) -> str:
+    return f"{len(own)} ended before they served (newest {own[-1].name}, exit code {own[-1].exit_code})"
 
 
 def pause_after(failures: int) -> float:

@@ -15,8 +15,8 @@ from polyrl.local.planner import (
     plan,
     run_conditions,
 )
-from polyrl.local.starts import FIRST_RESTART_BACKOFF_S
-from polyrl.worker import FAILED_STARTS_LIMIT, NAME_SLOT, Role, Worker, Workers
+from polyrl.local.starts import FIRST_RESTART_BACKOFF_S, LONGEST_START_S
+from polyrl.worker import FAILED_STARTS_LIMIT, NAME_SLOT, TEMPORARY_EXIT, Role, Worker, Workers
 
 NOW = 100.0
 MANAGER = Worker("manager", Role.MANAGER, argv=("manager",), grace_s=3)
@@ -47,8 +47,11 @@ def trainer(number: int) -> Worker:
     return TRAINER.named(f"trainer-{number}")
 
 
-def reserved_failures() -> list[ObservedWorker]:
-    return [exited(RESERVED.named(f"reserved-{n}"), started_at=NOW - 13 + n) for n in range(FAILED_STARTS_LIMIT)]
+def one_after_the_other(template: Worker) -> list[ObservedWorker]:
+    """As many failed starts as are no bad luck, each half a second long, the newest 10 s ago."""
+    begins = [NOW - 13 + n for n in range(FAILED_STARTS_LIMIT)]
+    names = [template.named(f"{template.name}-{n}") for n in range(FAILED_STARTS_LIMIT)]
+    return [exited(one, ago=NOW - at - 0.5, started_at=at) for one, at in zip(names, begins, strict=True)]
 
 
 ALL = [seen(worker) for worker in (MANAGER, TRAINER, RESERVED, rollout(0), rollout(1))]
@@ -149,7 +152,7 @@ ROWS = [
         {},
         ["start reserved-1: reserved is gone"],
     ),
-    ("until it is given up", [*without("reserved"), *reserved_failures()], {}, []),
+    ("until it is given up", [*without("reserved"), *one_after_the_other(RESERVED)], {}, []),
     (
         "no rollout is replaced once the job is over",
         [*without("rollout-0"), exited(rollout(0), 0)],
@@ -249,7 +252,7 @@ ROWS = [
     ),
     (
         "nor have managers that fail at start again and again",
-        [*without("manager"), *(exited(manager(n), 1, started_at=NOW - 13 + n) for n in range(FAILED_STARTS_LIMIT))],
+        [*without("manager"), *one_after_the_other(MANAGER)],
         {},
         ["end: the manager ended with exit code 1 before the trainer was done"],
     ),
@@ -291,7 +294,7 @@ def failed(number: int, ago: float = 60.0) -> ObservedWorker:
 
 
 def test_a_rollout_that_fails_at_start_again_and_again_is_given_up_and_the_run_goes_on() -> None:
-    facts = RunObservation([*ALL[:3], *(failed(n) for n in range(FAILED_STARTS_LIMIT))], True)
+    facts = RunObservation([*ALL[:3], *one_after_the_other(ROLLOUT)], True)
     assert plan(WANTED, facts, NOW) == []
     (sentence,) = run_conditions(WANTED, facts)
     assert sentence == "rollouts given up: the last 3 ended before they served (newest rollout-2, exit code 1)"
@@ -306,13 +309,55 @@ def test_one_that_served_in_between_starts_the_count_anew() -> None:
     assert run_conditions(WANTED, facts) == []
 
 
+EIGHT = dataclasses.replace(WANTED, rollouts=8)
+
+
+def test_of_eight_that_started_together_three_that_end_at_once_are_one_failure() -> None:
+    """Whatever becomes of the other five: they may still load."""
+    together = [seen(rollout(n)) if n < 5 else exited(rollout(n), ago=1, started_at=NOW - 50) for n in range(8)]
+    starts = planned([*ALL[:3], *together], EIGHT, served=frozenset())
+    assert len(starts) == 3
+    assert run_conditions(EIGHT, RunObservation([*ALL[:3], *together], True)) == []
+
+
+def test_what_fails_while_another_one_serves_is_tried_again_and_a_person_hears_of_it() -> None:
+    """A broken device, say: its failures must not leave the good ones without successors."""
+    one_bad = [seen(rollout(9), started_at=NOW - 90), *one_after_the_other(ROLLOUT)]
+    facts = RunObservation([*ALL[:3], *one_bad], True, served=frozenset({"rollout-9"}))
+    assert len(plan(WANTED, facts, NOW)) == 1
+    assert run_conditions(WANTED, facts) == [
+        "rollouts that start fail, though others have served: the last 3 ended before they served (newest rollout-2, "
+        "exit code 1); they are tried again, up to 30 s apart"
+    ]
+
+
+def test_once_those_that_served_are_gone_failures_count_again() -> None:
+    gone = exited(rollout(9), -9, ago=20, started_at=NOW - 90)
+    facts = RunObservation([*ALL[:3], gone, *one_after_the_other(ROLLOUT)], True, served=frozenset({"rollout-9"}))
+    assert plan(WANTED, facts, NOW) == []
+    assert run_conditions(WANTED, facts)[0].startswith("rollouts given up: ")
+
+
+def test_engines_that_waited_for_weights_in_good_health_did_not_fail_at_their_start() -> None:
+    """As in a run that begins with hours of supervised learning, in which somebody kills an engine now and then."""
+    waited = [
+        exited(rollout(0), -9, ago=2 * LONGEST_START_S, started_at=NOW - 4 * LONGEST_START_S),
+        exited(rollout(1), -9, ago=0, started_at=NOW - 2 * LONGEST_START_S),
+    ]
+    alone = dataclasses.replace(WANTED, reserved=None, rollouts=1)
+    assert planned([*ALL[:2], *waited], alone, served=frozenset()) == ["start rollout-2: another one is gone or going"]
+    slow = [dataclasses.replace(one, exit_code=TEMPORARY_EXIT) for one in waited]
+    (end,) = planned([*ALL[:2], *slow], alone, served=frozenset())
+    assert end.startswith("end: no engine is left")
+
+
 def test_a_reclaimed_one_is_no_failure() -> None:
     taken = [exited(rollout(n), -9, reclaim=Reclaim(NOW - 10)) for n in range(FAILED_STARTS_LIMIT)]
     assert len(planned([*ALL[:3], *taken], served=frozenset())) == WANTED.rollouts
 
 
 def test_the_back_off_doubles() -> None:
-    observed = [*ALL[:3], failed(0, ago=50), failed(1, ago=0)]
+    observed = [*ALL[:3], failed(0, ago=69.5), failed(1, ago=0)]
     assert next_deadline(WANTED, RunObservation(observed, True), NOW) == NOW + 2 * FIRST_RESTART_BACKOFF_S
     assert next_deadline(WANTED, RunObservation(ALL, True), NOW) is None
 
@@ -323,8 +368,8 @@ def test_the_trainers_back_off_doubles_too() -> None:
 
 
 def test_without_any_engine_left_the_run_ends_naming_the_last() -> None:
-    gone = [failed(n) for n in range(FAILED_STARTS_LIMIT)]
-    (end,) = plan(WANTED, RunObservation([*ALL[:2], *reserved_failures(), *gone], True), NOW)
+    gone = [*one_after_the_other(RESERVED), *one_after_the_other(ROLLOUT)]
+    (end,) = plan(WANTED, RunObservation([*ALL[:2], *gone], True), NOW)
     assert isinstance(end, RunEnd)
     assert (end.ok, end.worker) == (False, "rollout-2")
     assert str(end) == "end: no engine is left: rollout-2 ended with exit code 1"

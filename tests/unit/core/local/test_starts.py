@@ -18,8 +18,12 @@ from polyrl.worker import TEMPORARY_EXIT, Role, Worker, Workers
 OWN, KILLED, ENGINE_LOST, ENDED = 1, -9, TEMPORARY_EXIT, 0
 
 
-def starts(*codes: int, apart: float = 10.0) -> list[FailedStart]:
-    return [FailedStart(f"rollout-{n}", code, exited_at=n * apart) for n, code in enumerate(codes)]
+def starts(*codes: int, apart: float = 10.0, lived: float = 3.0) -> list[FailedStart]:
+    ends = [n * apart for n in range(len(codes))]
+    return [
+        FailedStart(f"rollout-{n}", code, started_at=at - lived, exited_at=at)
+        for n, (code, at) in enumerate(zip(codes, ends, strict=True))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +41,9 @@ def starts(*codes: int, apart: float = 10.0) -> list[FailedStart]:
         (starts(*[KILLED] * 100), LONGEST_RESTART_BACKOFF_S),
         (starts(KILLED, KILLED, apart=RETRIES_S - 1), 2 * FIRST_RESTART_BACKOFF_S),
         (starts(KILLED, KILLED, apart=RETRIES_S), None),
+        (starts(*[OWN] * 8, apart=0.1), FIRST_RESTART_BACKOFF_S),
+        (starts(*[OWN] * 8, apart=1.6), None),
+        (starts(*[OWN] * 4, apart=1.6), 2 * FIRST_RESTART_BACKOFF_S),
     ],
     ids=[
         "one of its own",
@@ -51,6 +58,9 @@ def starts(*codes: int, apart: float = 10.0) -> list[FailedStart]:
         "the pause has a bound",
         "just before the deadline",
         "at the deadline",
+        "eight that started together are one",
+        "of eight that overlap each second one began after a failure",
+        "of four two did",
     ],
 )
 def test_judge(failures: list[FailedStart], again_after: float | None) -> None:
@@ -61,6 +71,14 @@ def test_judge(failures: list[FailedStart], again_after: float | None) -> None:
 
 def test_no_failure_no_verdict() -> None:
     assert judge([]) is None
+
+
+def test_a_role_of_which_another_one_served_meanwhile_is_not_given_up() -> None:
+    failures = starts(OWN, OWN, OWN, OWN)
+    assert [judge(failures, failures[n].started_at).again_at is None for n in range(4)] == [True, True, False, False]  # type: ignore[union-attr]
+    killed = judge(starts(KILLED, KILLED, apart=RETRIES_S), proven_until=0.0)
+    assert killed is not None
+    assert killed.again_at == RETRIES_S + 2 * FIRST_RESTART_BACKOFF_S
 
 
 def test_the_back_off_has_a_bound_however_many_failed() -> None:
