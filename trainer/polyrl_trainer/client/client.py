@@ -153,10 +153,13 @@ class RolloutClient(Rollouts):
         return at if known == version else None
 
     async def submit(self, groups: Sequence[Group]) -> None:
-        parts = tuple(submissions(groups))
-        self._cursor.submit(groups)
-        for part in parts:
-            await self._request(partial(_submission, part), f"a submission of {len(part)} groups")
+        for part in submissions(groups):
+            noted = self._cursor.submit(part)
+            try:
+                await self._request(partial(_submission, part), f"a submission of {len(part)} groups")
+            except RequestRefused:
+                self._cursor.refused(noted)
+                raise
             self._cursor.accept(part)
 
     def turns(self) -> AsyncIterator[TurnDone]:

@@ -206,9 +206,17 @@ class Cursor:
         """The newest of its kind counts until the next one."""
         self._announced[type(message)] = message
 
-    def submit(self, groups: Sequence[Group]) -> None:
-        """Their submission is on its way."""
-        self._open.update({group.id: (group.step, group.purpose) for group in groups})
+    def submit(self, groups: Sequence[Group]) -> list[int]:
+        """Their submission is on its way. Returns the numbers that are new: under one that is taken the manager holds
+        the group that has it, whatever becomes of this one."""
+        new = {group.id: (group.step, group.purpose) for group in groups if group.id not in self._open}
+        self._open.update(new)
+        return list(new)
+
+    def refused(self, numbers: Iterable[int]) -> None:
+        """Nothing will come of what was submitted under them."""
+        for number in numbers:
+            self._open.pop(number, None)
 
     def accept(self, groups: Sequence[Group]) -> None:
         """The manager has them."""
