@@ -79,6 +79,9 @@ class Stream:
     """When the oldest unsent token came."""
     leaves: bool = False
     """It is being given back: not to be generated here any more."""
+    given_back: HandBack | None = None
+    """It was, or will be at the next Welcome. It is held until the manager has its tokens, which may be lost with the
+    connection, and this message with them."""
 
     @property
     def length(self) -> int:
@@ -167,7 +170,7 @@ class TokenBook:
     def add(self, assignment: int, chunk: TokenChunk, now: float) -> bool:
         """Takes new tokens; False when the assignment is no longer wanted."""
         stream = self.streams.get(assignment)
-        if stream is None or stream.finish:
+        if stream is None or stream.finish or stream.given_back:
             return False
         if chunk.ids or not stream.versions:
             if not stream.versions or stream.versions[-1][1] != chunk.version:
@@ -188,6 +191,12 @@ class TokenBook:
             self._unkept -= stream.length - stream.kept
         return stream
 
+    def settle(self, assignment: int) -> None:
+        """Drops one that was given back if the manager has all its tokens."""
+        stream = self.streams.get(assignment)
+        if stream is not None and stream.given_back and stream.kept == stream.length:
+            self.forget(assignment)
+
     def clear(self) -> None:
         """Drops everything."""
         self.streams.clear()
@@ -207,6 +216,7 @@ class TokenBook:
                 stream.finish_kept |= finish
                 if stream.finish_kept and stream.kept == stream.length:
                     self._keep_text(self.streams.pop(assignment))
+                self.settle(assignment)
 
     def resend(self, assignment: int, offset: int, now: float) -> None:
         """The manager misses this assignment's tokens from `offset` on; what is under way of it does not count."""
@@ -244,12 +254,12 @@ class TokenBook:
             self.streams[assignment].leaves = True
 
     def is_unfinished(self, assignment: int) -> bool:
-        """Whether it is here, and the engine has not ended it."""
+        """Whether it is here, neither ended by the engine nor given back."""
         stream = self.streams.get(assignment)
-        return stream is not None and not stream.finish
+        return stream is not None and not stream.finish and not stream.given_back
 
     def unfinished(self) -> list[Stream]:
-        return [stream for stream in self.streams.values() if not stream.finish]
+        return [self.streams[number] for number in self.streams if self.is_unfinished(number)]
 
     def has_unsent(self) -> bool:
         return any(_is_pending(stream) for stream in self.streams.values())
@@ -296,8 +306,6 @@ class AgentProtocol:
         self.book = TokenBook()
         self.welcome: wire.Welcome | None = None
         self.draining = False
-        self._undelivered: dict[int, HandBack] = {}
-        """By assignment: what could not be handed back since nobody listened."""
         self._fenced = 0
 
     @property
@@ -322,11 +330,12 @@ class AgentProtocol:
                 self.welcome = None
                 self._fenced += 1
                 self.book.clear()
-                self._undelivered.clear()
             case wire.TokensKept(seq):
                 self.book.keep(seq)
             case wire.Resend(assignment, offset):
                 self.book.resend(assignment, offset, now)
+                if self.welcome is not None:  # else the HandBack is lost, too
+                    self.book.settle(assignment)
             case wire.Cancel(assignment):
                 self.book.forget(assignment)
             case wire.Recall(assignment):
@@ -353,17 +362,23 @@ class AgentProtocol:
         return PrefixUnknown(assign.assignment) if completed is None else self.book.open(completed)
 
     def hand_back(self, assignment: int, reason: HandBackReason, detail: str = "") -> HandBack | None:
-        """Gives up an assignment, whose tokens must have been sent before. None when it is not held; or when nobody
-        listens: then it is kept, and `undelivered`."""
-        if self.welcome is None and assignment in self.book.streams:
-            self.book.leave(assignment)
-            self._undelivered[assignment] = HandBack(assignment, reason, detail=detail)
+        """Gives up an assignment, whose tokens must have been sent before. None when it is not held, or given back
+        already; or when nobody listens: then it is `undelivered`."""
+        stream = self.book.streams.get(assignment)
+        if stream is None or stream.given_back:
             return None
-        return None if self.book.forget(assignment) is None else HandBack(assignment, reason, detail=detail)
+        stream.leaves, stream.given_back = True, HandBack(assignment, reason, detail=detail)
+        if self.welcome is None:
+            return None
+        self.book.settle(assignment)
+        return stream.given_back
 
     def undelivered(self) -> list[HandBack]:
-        """What is to be handed back now that somebody listens, if it is still held."""
-        undelivered, self._undelivered = list(self._undelivered.values()), {}
+        """What is to be handed back, again or at last, now that somebody listens."""
+        streams = [stream for stream in self.book.streams.values() if stream.given_back]
+        undelivered = [stream.given_back for stream in streams if stream.given_back]
+        for stream in streams:
+            stream.given_back = None
         return undelivered
 
 

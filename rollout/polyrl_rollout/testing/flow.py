@@ -29,6 +29,7 @@ from polyrl.wire import (
     Recall,
     TurnDone,
     WeightsLoaded,
+    Welcome,
 )
 from polyrl_rollout.agent.protocol import AgentProtocol, Stream
 from polyrl_rollout.engines.port import TokenChunk
@@ -254,17 +255,22 @@ class Flow(Stage):
         elif isinstance(message, Cancel):
             engine.decoding.pop(message.assignment, None)
         elif isinstance(message, Recall):
-            self._hand_back(engine, message.assignment)
+            if engine.decoding.pop(message.assignment, None) is not None:
+                self._hand_back(engine, message.assignment)
+        elif isinstance(message, Welcome):
+            for undelivered in engine.protocol.undelivered():
+                self._hand_back(engine, undelivered.assignment)
         elif isinstance(message, Fenced):
             if not message.lease_over:
                 engine.decoding.clear()
             self._greet(engine)
 
     def _hand_back(self, engine: FlowEngine, assignment: int) -> None:
-        if engine.decoding.pop(assignment, None) is not None:
-            message = engine.protocol.hand_back(assignment, HandBackReason.RECALLED)
-            if message is not None and not engine.mute:
-                self.agent(engine.name, message)
+        frames = engine.protocol.book.pack(self.now, STEP_S, flush=True)
+        message = engine.protocol.hand_back(assignment, HandBackReason.RECALLED)
+        for one in [*frames, message]:
+            if one is not None and not engine.mute:
+                self.agent(engine.name, one)
 
     def _end_of(self, assign: Assign) -> int:
         sample = self.ledger.state.samples.get(assign.sample)

@@ -173,10 +173,10 @@ class SimulatedEngine:
             return
         if isinstance(message, Resend):
             self._check_resend(message)
-        held = set(self._book.streams)
+        held = dict(self._book.streams)
         self._protocol.receive(message, self.world.now)
         if isinstance(message, TokensKept):
-            self._check_forgotten(held - set(self._book.streams))
+            self._check_forgotten([stream for number, stream in held.items() if number not in self._book.streams])
         handler = _HANDLERS.get(type(message))
         if handler is not None:
             handler(self, message)
@@ -186,7 +186,9 @@ class SimulatedEngine:
 
     def handle_welcome(self, _: Welcome) -> None:
         self._rests.orders.welcomed()
-        for one in self._protocol.undelivered():
+        undelivered = self._protocol.undelivered()
+        self._send_rows(flush=bool(undelivered))  # tokens first
+        for one in undelivered:
             self._hand_back(one.assignment, HandBackReason(one.reason))
 
     def handle_assign(self, assign: Assign) -> None:
@@ -227,11 +229,15 @@ class SimulatedEngine:
             text = f"{self.name} was asked for position {resend.offset} of a sample it got at {stream.assign.offset}"
             raise Violation(self.world.now, "I10", text)
 
-    def _check_forgotten(self, gone: set[int]) -> None:
-        """A receipt makes an agent forget what has ended: nobody may still wait for it."""
+    def _check_forgotten(self, gone: list[Stream]) -> None:
+        """A receipt makes an agent forget what has ended, for which nobody may still wait, and what it gave back, of
+        which the manager has everything and learns so next."""
         live = self.world.manager.ledger.state.assignments
-        for number in gone & live.keys():
-            if live[number].engine == self.name and not self.world.is_manager_away:
+        for stream in gone:
+            number = stream.assign.assignment
+            if number not in live or live[number].engine != self.name or self.world.is_manager_away:
+                continue
+            if not stream.given_back or live[number].length < stream.length:
                 text = f"{self.name} forgets assignment {number} by a receipt, of which {live[number].length} have come"
                 raise Violation(self.world.now, "I10", text)
 

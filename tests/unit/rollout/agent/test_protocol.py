@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from polyrl.sample import Finish, SamplingParams
+from polyrl.ledger.state import SamplePhase
+from polyrl.sample import Finish, Pool, SamplingParams
 from polyrl.wire import (
     Announce,
     Assign,
     Cancel,
     Fenced,
+    FromAgent,
     HandBack,
     HandBackReason,
+    Hello,
     PrefixUnknown,
     Recall,
     Resend,
@@ -25,6 +28,7 @@ from polyrl.wire import (
 from polyrl_rollout.agent import protocol as protocol_module
 from polyrl_rollout.agent.protocol import MAX_FENCED, AgentProtocol, Stream
 from polyrl_rollout.engines.port import TokenChunk
+from polyrl_rollout.testing.stage import Stage
 
 WELCOME = Welcome(run_epoch=1, lease_s=3.0, beat_s=1.0, delta_s=0.03)
 VERSION = 4
@@ -203,3 +207,88 @@ def test_what_nobody_hears_is_handed_back_after_the_next_welcome() -> None:
     (undelivered,) = protocol.undelivered()
     assert protocol.hand_back(undelivered.assignment, HandBackReason(undelivered.reason)) == undelivered
     assert not protocol.undelivered()
+
+
+def given_back(*, connected: bool = True) -> AgentProtocol:
+    """Two tokens of an unfinished assignment are under way, and it was handed back."""
+    protocol = AgentProtocol()
+    protocol.receive(WELCOME, 0.0)
+    assert isinstance(protocol.accept(assign(), VERSION), Stream)
+    protocol.book.add(1, TokenChunk([5, 2], [0.0, 0.0], version=VERSION, finish=None), 0.0)
+    assert [frame.seq for frame in protocol.book.pack(0.0, 0.03, flush=True)] == [1]
+    assert protocol.hand_back(1, HandBackReason.RECALLED) == HandBack(1, HandBackReason.RECALLED, detail="")
+    if not connected:
+        protocol.disconnect()
+    return protocol
+
+
+def test_what_is_given_back_is_held_until_its_tokens_are_confirmed() -> None:
+    protocol = given_back()
+    assert [held.length for held in protocol.book.held()] == [2]
+    assert not protocol.book.unfinished(), "nothing generates it any more"
+    assert not protocol.book.is_unfinished(1)
+    assert not protocol.book.add(1, TokenChunk([7], [0.0], version=VERSION, finish=None), 0.0)
+    assert protocol.hand_back(1, HandBackReason.DRAINING) is None, "it was, once"
+    protocol.receive(TokensKept(1), 0.0)
+    assert not protocol.book.held()
+    assert protocol.book.has_room()
+
+
+def test_what_is_given_back_with_nothing_unconfirmed_is_gone_at_once() -> None:
+    protocol = given_back()
+    protocol.receive(Resend(1, 2), 0.0)
+    assert not protocol.book.held(), "a manager that asks for what follows has the rest"
+    assert isinstance(protocol.accept(assign(2), VERSION), Stream)
+    assert protocol.hand_back(2, HandBackReason.RECALLED)
+    assert not protocol.book.held()
+
+
+@pytest.mark.parametrize("verdict", [Cancel(1), Resend(1, 0), Resend(1, 1), Resend(1, 2)], ids=repr)
+def test_after_a_lost_connection_the_greetings_verdict_counts(verdict: ToAgent) -> None:
+    protocol = given_back(connected=False)
+    protocol.receive(verdict, 1.0)
+    protocol.receive(WELCOME, 1.0)
+    if isinstance(verdict, Cancel):
+        assert protocol.undelivered() == []
+        return
+    (again,) = protocol.undelivered()
+    protocol.book.pack(1.0, 0.03, flush=True)
+    assert protocol.hand_back(again.assignment, HandBackReason(again.reason)) == again
+    protocol.receive(TokensKept(protocol.book.seq), 1.0)
+    assert not protocol.book.held()
+
+
+def test_tokens_that_were_given_back_and_lost_with_the_connection_are_not_generated_again() -> None:
+    stage, protocol = Stage(), AgentProtocol()
+
+    def say(*messages: FromAgent) -> None:
+        for message in messages:
+            answers = [answer for name, answer in stage.agent("a", message).to_agents if name == "a"]
+            for answer in answers:
+                protocol.receive(answer, stage.now)
+                if isinstance(answer, Assign):
+                    protocol.accept(answer, 0)
+
+    def hello() -> Hello:
+        held, seq = protocol.book.held(), protocol.book.seq
+        capacity = {"max_running": 8, "kv_tokens": 10_000, "max_context": 4096}
+        return Hello(1, "a", pool=Pool.RESERVED, **capacity, weight_version=0, versions=(0,), held=held, seq=seq)
+
+    say(hello())
+    stage.submit(1, max_new_tokens=1000)
+    say(hello())
+    (number,) = protocol.book.streams
+    for _ in range(500):
+        protocol.book.add(number, TokenChunk([5], [0.0], version=0, finish=None), stage.now)
+    lost = [*protocol.book.pack(stage.now, 0.03, flush=True), protocol.hand_back(number, HandBackReason.DRAINING)]
+    assert len(lost) == 2
+    protocol.disconnect()
+    say(hello())
+    (again,) = protocol.undelivered()
+    frames = protocol.book.pack(stage.now, 0.03, flush=True)
+    given = protocol.hand_back(again.assignment, HandBackReason(again.reason))
+    assert given is not None
+    say(*frames, given)
+    (sample,) = stage.ledger.state.samples.values()
+    assert (sample.length, sample.phase) == (500, SamplePhase.WAITING)
+    assert not protocol.book.held()
