@@ -6,7 +6,8 @@ drain       generate on while there is time, hand back the rest, wait until the 
             exit 0
 notice      SIGTERM, or the cloud's metadata: Leaving; the manager's StartDrain follows, or the agent drains itself
 sleep       where the learner needs the device: hand everything back, give its memory back, pull on; load at the waking
-engine      broken: hand everything back, Deregister, exit 1. Nothing is restarted here: the fleet replaces workers
+broken      the engine, or a part of the agent: hand everything back, Deregister, exit 1. Nothing is restarted here: the
+            fleet replaces workers
 """
 
 from __future__ import annotations
@@ -456,13 +457,19 @@ class Agent:
             self.engine_failed(error)
 
     def engine_failed(self, error: EngineFailed) -> None:
-        why = str(error)
-        for stream in self.book.unfinished():
-            self.hand_back(stream.assign.assignment, HandBackReason.ENGINE_ERROR, why)
-        self._flush(everything=True)
-        self._send(wire.Deregister(f"engine failed: {why}"))
         # Who started this agent gives up settings that fail again and again, not engines that somebody kills.
-        self._end(TEMPORARY_EXIT if isinstance(error, EngineLost) else EXIT_FAILED, f"the engine failed: {why}")
+        code = TEMPORARY_EXIT if isinstance(error, EngineLost) else EXIT_FAILED
+        self._break_off(code, f"the engine failed: {error}")
+
+    def _break_off(self, code: int, why: str) -> None:
+        """Hands everything back and ends, whatever of it still works."""
+        try:
+            for stream in self.book.unfinished():
+                self.hand_back(stream.assign.assignment, HandBackReason.ENGINE_ERROR, why)
+            self._flush(everything=True)
+            self._send(wire.Deregister(why))
+        finally:
+            self._end(code, why)
 
     def give_up(self, why: str) -> None:
         self._end(EXIT_FAILED, why)
@@ -496,4 +503,4 @@ class Agent:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a part of the agent broke", exc_info=error)
-            self._end(EXIT_FAILED, f"a part of the agent broke: {error}")
+            self._break_off(EXIT_FAILED, f"a part of the agent broke: {error}")

@@ -265,6 +265,32 @@ async def test_a_broken_engine_returns_everything_and_ends_the_agent(rig: Rig) -
     assert {(r.assignment, r.reason) for r in rig.manager.all_of(HandBack)} == {(n, "engineError") for n in range(3)}
 
 
+async def test_a_part_of_the_agent_that_breaks_returns_everything_and_ends_it(rig: Rig) -> None:
+    rig.engine.tokens_per_second = 100
+    await rig.serve(0)
+    await rig.assign(1, budget=500)
+    await rig.manager.until(lambda: 1 in rig.manager.tokens, "tokens")
+
+    async def breaks() -> None:
+        raise ValueError("a bug")
+
+    rig.agent.spawn(breaks())
+    assert await rig.exit_code() == EXIT_FAILED
+    assert (await rig.manager.receive(Deregister)).reason == "a part of the agent broke: a bug"
+    assert [(back.assignment, back.reason) for back in rig.manager.all_of(HandBack)] == [(1, "engineError")]
+
+
+async def test_an_agent_ends_although_what_broke_in_it_cannot_be_given_back(rig: Rig) -> None:
+    await rig.serve(0)
+
+    def breaks(*args: object, **kwargs: object) -> None:
+        raise ValueError("a bug in the book")
+
+    rig.agent.book.pack = breaks  # type: ignore[method-assign,assignment]
+    await rig.assign(1, budget=500)
+    assert await rig.exit_code() == EXIT_FAILED
+
+
 async def test_an_engine_that_died_idle_is_noticed_at_the_next_version(rig: Rig) -> None:
     await rig.serve(0)
     rig.engine.broken = True

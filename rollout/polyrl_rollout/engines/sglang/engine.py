@@ -151,8 +151,7 @@ class SGLangEngine:
             await await_ready(self._child, self._session)
         finally:
             config.unlink(missing_ok=True)
-        info = await self._control("GET", "/server_info", None, HEALTH_DEADLINE_S)
-        kv_tokens = int(info["max_total_num_tokens"])
+        kv_tokens = kv_tokens_of(await self._control("GET", "/server_info", None, HEALTH_DEADLINE_S))
         self._max_context = min(context, kv_tokens) - CONTEXT_SLACK
         return EngineCapacity(self._spec.max_running, kv_tokens, max_context=self._max_context)
 
@@ -364,13 +363,16 @@ class SGLangEngine:
         timeout = aiohttp.ClientTimeout(total=deadline_s)
         try:
             async with self._http().request(method, path, json=body, timeout=timeout) as response:
-                text = await response.text()
+                text = await response.text(errors="replace")
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise EngineFailed(f"SGLang did not answer {path}: {error!r}") from error
         if response.status != 200:
             kind = _Refused if response.status == 400 else EngineFailed
             raise kind(f"SGLang answered {path} with {response.status}: {text[:500]}")
-        answer: dict[str, Any] = msgspec.json.decode(text) if text.startswith("{") else {}
+        try:
+            answer: dict[str, Any] = msgspec.json.decode(text) if text.startswith("{") else {}
+        except msgspec.DecodeError as error:
+            raise EngineFailed(f"SGLang answered {path} with what is no JSON object: {text[:500]}") from error
         return answer
 
     def _http(self) -> aiohttp.ClientSession:
@@ -385,6 +387,15 @@ class SGLangEngine:
             kind = EngineLost if self._child.returncode < 0 else EngineFailed
             raise kind(f"SGLang has ended with status {self._child.returncode}")
         return self._child
+
+
+def kv_tokens_of(info: dict[str, Any]) -> int:
+    """What the server says its cache holds. Raises EngineFailed."""
+    kv_tokens = info.get("max_total_num_tokens")
+    if not isinstance(kv_tokens, int) or kv_tokens < 1:
+        should = "it should be the number of tokens that its cache holds"
+        raise EngineFailed(f"SGLang's /server_info: max_total_num_tokens is {kv_tokens!r}; {should}")
+    return kv_tokens
 
 
 def request_body(request: GenerateRequest, version: int) -> dict[str, Any]:
