@@ -35,21 +35,21 @@ class RequestRefused(RunFailed):
 
 
 def submissions(groups: Sequence[Group]) -> Iterator[tuple[Group, ...]]:
-    """The same groups in order, in parts of at most `wire.SUBMIT_BYTES` of prompts each. Raises RequestRefused for a
-    prompt that would break the connection; the manager refuses what else cannot be."""
+    """The same groups in order, in parts of at most `wire.SUBMIT_BYTES` of prompts and `wire.SUBMIT_SAMPLES` each. Raises
+    RequestRefused for a prompt that would break the connection; the manager refuses what else cannot be."""
     for group in groups:
         tokens = len(group.prompt_ids) // 4
         if tokens > wire.MAX_SAMPLE_TOKENS:
             text = f"its prompt has {tokens} tokens; no message holds more than {wire.MAX_SAMPLE_TOKENS}"
             raise RequestRefused(f"group {group.id}: {text}")
     part: list[Group] = []
-    size = 0
+    size = samples = 0
     for group in groups:
-        if part and size + len(group.prompt_ids) > wire.SUBMIT_BYTES:
+        size, samples = size + len(group.prompt_ids), samples + group.n
+        if part and (size > wire.SUBMIT_BYTES or samples > wire.SUBMIT_SAMPLES):
             yield tuple(part)
-            part, size = [], 0
+            part, size, samples = [], len(group.prompt_ids), group.n
         part.append(group)
-        size += len(group.prompt_ids)
     yield tuple(part)
 
 
