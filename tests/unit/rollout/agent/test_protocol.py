@@ -261,7 +261,7 @@ def test_after_a_lost_connection_the_greetings_verdict_counts(verdict: ToAgent) 
 def test_tokens_that_were_given_back_and_lost_with_the_connection_are_not_generated_again() -> None:
     stage, protocol = Stage(), AgentProtocol()
 
-    def say(*messages: FromAgent) -> None:
+    def send(*messages: FromAgent) -> None:
         for message in messages:
             answers = [answer for name, answer in stage.agent("a", message).to_agents if name == "a"]
             for answer in answers:
@@ -274,21 +274,21 @@ def test_tokens_that_were_given_back_and_lost_with_the_connection_are_not_genera
         capacity = {"max_running": 8, "kv_tokens": 10_000, "max_context": 4096}
         return Hello(1, "a", pool=Pool.RESERVED, **capacity, weight_version=0, versions=(0,), held=held, seq=seq)
 
-    say(hello())
+    send(hello())
     stage.submit(1, max_new_tokens=1000)
-    say(hello())
+    send(hello())
     (number,) = protocol.book.streams
     for _ in range(500):
         protocol.book.add(number, TokenChunk([5], [0.0], version=0, finish=None), stage.now)
     lost = [*protocol.book.pack(stage.now, 0.03, flush=True), protocol.hand_back(number, HandBackReason.DRAINING)]
     assert len(lost) == 2
     protocol.disconnect()
-    say(hello())
+    send(hello())
     (again,) = protocol.undelivered()
     frames = protocol.book.pack(stage.now, 0.03, flush=True)
     given = protocol.hand_back(again.assignment, HandBackReason(again.reason))
     assert given is not None
-    say(*frames, given)
+    send(*frames, given)
     (sample,) = stage.ledger.state.samples.values()
     assert (sample.length, sample.phase) == (500, SamplePhase.WAITING)
     assert not protocol.book.held()
