@@ -18,14 +18,14 @@ from polyrl.manifest.spec import CpuOffload, FsdpSpec
 from polyrl.memory.engine import ENGINE_WORK_BYTES, kv_bytes
 from polyrl.memory.learner import (
     CUDA_BYTES,
-    FLOAT32_BYTES,
     ONE_MODEL,
     activation_bytes,
     computes_in_shards,
     learner_bytes,
     learner_memory,
-    moment_bytes,
+    moments_at_least,
 )
+from polyrl.memory.moments import FLOAT32_BYTES
 from polyrl.memory.sizes import GIB, SERVED_BYTES, ModelSizes
 
 SHARED_KV_TOKENS: Final = 32_768
@@ -79,7 +79,7 @@ def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment) -> GpuR
     if fsdp.cpu_offload is CpuOffload.ALL:
         return None
     shards = max(1, ranks // fsdp.dp_replicate)
-    away = moment_bytes(spec.recipe) if fsdp.cpu_offload is CpuOffload.OPTIMIZER else 0
+    away = moments_at_least(spec.recipe) if fsdp.cpu_offload is CpuOffload.OPTIMIZER else 0
     rest = parameters * (learner_bytes(spec.recipe) - away) // shards
     if rest > room:
         where = "and it learns on one GPU" if ranks == 1 else f"on each of its {ranks} GPUs"

@@ -17,7 +17,8 @@ from typing import Final
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.rollout import EngineType
 from polyrl.manifest.spec import CpuOffload
-from polyrl.memory.learner import FLOAT32_BYTES, learner_bytes, moment_bytes
+from polyrl.memory.learner import learner_bytes, moments_at_least
+from polyrl.memory.moments import FLOAT32_BYTES
 from polyrl.memory.sizes import GIB, SERVED_BYTES
 from polyrl.worker import num_rollouts, samples_to_train, wants_engines
 
@@ -42,7 +43,7 @@ def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> tuple[str,
     on_gpu = machine.has_gpu and fsdp.cpu_offload is not CpuOffload.ALL
     held = learner_bytes(spec.recipe)
     if on_gpu:
-        held = moment_bytes(spec.recipe) if fsdp.cpu_offload is CpuOffload.OPTIMIZER else 0
+        held = moments_at_least(spec.recipe) if fsdp.cpu_offload is CpuOffload.OPTIMIZER else 0
     learner = parameters * max(FLOAT32_BYTES, held * fsdp.dp_replicate)
     served = engines * parameters * SERVED_BYTES[spec.recipe.model.dtype] if embedded else 0
     processes = PROCESS_BYTES * (1 + (engines if embedded else 0))

@@ -18,15 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from polyrl.manifest.parts.optimizer import OptimizerName
 from polyrl.manifest.recipe import ActivationCheckpointing, Mode, RecipeSpec
 from polyrl.manifest.spec import CpuOffload, FsdpSpec
+from polyrl.memory.moments import FLOAT32_BYTES, LEAST_BYTES, in_blocks, moment_bytes
 from polyrl.memory.sizes import SERVED_BYTES, ModelSizes
-
-FLOAT32_BYTES: Final = 4
-ADAM_BYTES: Final = 8
-"""Of a parameter: two moments in float32."""
-LEARNER_BYTES: Final = 2 * FLOAT32_BYTES + ADAM_BYTES
-"""Of a parameter in training: weight, gradient and AdamW's two moments."""
 
 LOGITS_CHUNK_BYTES: Final = 256 << 20
 """Of float32 logits at a time (see the trainer's `EngineConfig`)."""
@@ -97,14 +93,15 @@ def learner_memory(
     sharded, shards = computes_in_shards(ranks, fsdp), max(1, ranks // fsdp.dp_replicate)
     models = 2 if trains_critic(recipe) else 1
     lora = recipe.model.lora is not None
-    learned = models * (adapter_parameters(sizes, recipe) if lora else sizes.parameters)
+    of_one = adapter_parameters(sizes, recipe) if lora else sizes.parameters
+    learned, fitting = models * of_one, _fitting_blocks(sizes, recipe)
     frozen = models * _frozen_bytes(sizes, recipe) if lora else 0
     logits = _logits(sizes, recipe, tokens)
     reference = FLOAT32_BYTES * sizes.parameters if holds_reference(recipe) else 0
     held = {
         "weights": _share(FLOAT32_BYTES * learned + frozen, shards),
         "gradients": _share(FLOAT32_BYTES * learned, shards),
-        "optimizer": _share(ADAM_BYTES * learned, shards),
+        "optimizer": _share(sum(moment_bytes(one, of_one, fitting) for one in _optimizers(recipe)), shards),
         "reference": _share(reference, shards),
     }
     away = {name: size for name, size in held.items() if name in OFFLOADED[fsdp.cpu_offload]}
@@ -123,12 +120,13 @@ def computes_in_shards(ranks: int, fsdp: FsdpSpec) -> bool:
 
 
 def learner_bytes(recipe: RecipeSpec) -> int:
-    """What the learner holds of a parameter between passes, on all GPUs together; adapters, which are few, are not
-    counted."""
+    """What the learner holds of a parameter between passes, on all GPUs together, at least; adapters, which are few,
+    are not counted."""
+    models = len(_optimizers(recipe))
     if recipe.model.lora is not None:
-        return SERVED_BYTES[recipe.model.dtype] * (2 if trains_critic(recipe) else 1)
-    critic = LEARNER_BYTES if trains_critic(recipe) else 0
-    return LEARNER_BYTES + critic + (FLOAT32_BYTES if holds_reference(recipe) else 0)
+        return SERVED_BYTES[recipe.model.dtype] * models
+    weights_and_gradients = 2 * FLOAT32_BYTES * models
+    return weights_and_gradients + moments_at_least(recipe) + (FLOAT32_BYTES if holds_reference(recipe) else 0)
 
 
 def holds_reference(recipe: RecipeSpec) -> bool:
@@ -138,9 +136,21 @@ def holds_reference(recipe: RecipeSpec) -> bool:
     return recipe.mode is Mode.DPO or recipe.algorithm.kl_coefficient > 0
 
 
-def moment_bytes(recipe: RecipeSpec) -> int:
+def moments_at_least(recipe: RecipeSpec) -> int:
     """Of `learner_bytes`, what `trainer.fsdp.cpuOffload: optimizer` has in the host's memory."""
-    return 0 if recipe.model.lora is not None else ADAM_BYTES * (2 if trains_critic(recipe) else 1)
+    return 0 if recipe.model.lora is not None else sum(LEAST_BYTES[one] for one in _optimizers(recipe))
+
+
+def _optimizers(recipe: RecipeSpec) -> list[OptimizerName]:
+    """Of each model that learns; of its stages' the one that holds more."""
+    stages = {
+        Mode.SFT: [recipe.sft.optimizer],
+        Mode.SFT_RL: [recipe.sft.optimizer, recipe.algorithm.optimizer],
+        Mode.DPO: [recipe.dpo.optimizer],
+        Mode.REWARD_MODEL: [recipe.reward_model.optimizer],
+    }.get(recipe.mode, [recipe.algorithm.optimizer])
+    critics = [recipe.algorithm.critic.optimizer.name] if trains_critic(recipe) else []
+    return [max((one.name for one in stages), key=LEAST_BYTES.__getitem__), *critics]
 
 
 def trains_critic(recipe: RecipeSpec) -> bool:
@@ -153,9 +163,18 @@ def adapter_parameters(sizes: ModelSizes, recipe: RecipeSpec) -> int:
     """Of adapters on all linear layers of a decoder; 0 where the whole model learns."""
     if recipe.model.lora is None:
         return 0
-    hidden, inner, keys = sizes.hidden, sizes.inner, sizes.keys
-    widths = 2 * (hidden + sizes.queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
-    return recipe.model.lora.rank * sizes.layers * widths
+    return recipe.model.lora.rank * sizes.layers * sum(rows + columns for rows, columns in sizes.layer_matrices)
+
+
+def _fitting_blocks(sizes: ModelSizes, recipe: RecipeSpec) -> int:
+    """Of the parameters of one model that learn, those whose moments `adamw_8bit` holds in 8 bits."""
+    if (lora := recipe.model.lora) is None:
+        shapes = list(sizes.layer_matrices)
+        outside = sizes.outside if in_blocks((sizes.vocabulary, sizes.hidden)) else 0
+    else:
+        shapes = [one for rows, columns in sizes.layer_matrices for one in ((lora.rank, columns), (rows, lora.rank))]
+        outside = 0
+    return sizes.layers * sum(rows * columns for rows, columns in shapes if in_blocks((rows, columns))) + outside
 
 
 def _frozen_bytes(sizes: ModelSizes, recipe: RecipeSpec) -> int:

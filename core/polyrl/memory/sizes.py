@@ -48,6 +48,13 @@ class ModelSizes:
         """Parameters of one layer."""
         return max(0, self.parameters - self.outside) // self.layers
 
+    @property
+    def layer_matrices(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of a layer's linear maps: queries, keys, values, what attention gives, gate, up, down."""
+        hidden, inner = self.hidden, self.inner
+        attention = ((self.queries, hidden), (self.keys, hidden), (self.keys, hidden), (hidden, self.queries))
+        return (*attention, (inner, hidden), (inner, hidden), (hidden, inner))
+
     @classmethod
     def of(cls, config: Mapping[str, Any], parameters: int = 0) -> ModelSizes | None:
         """From the fields of a transformers config; None where they do not give the sizes. `parameters` are those of

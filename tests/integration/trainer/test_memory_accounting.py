@@ -25,7 +25,12 @@ from transformers import PreTrainedModel
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.memory.learner import learner_memory
 from polyrl.memory.sizes import ModelSizes
+from polyrl_trainer.backends.configs import AdapterConfig, OptimizerConfig
+from polyrl_trainer.backends.fsdp.shard_files import local_part
+from polyrl_trainer.backends.models.lora import add_adapter
 from polyrl_trainer.backends.models.model_factory import load_model
+from polyrl_trainer.backends.optimizers.adamw import create_optimizer
+from polyrl_trainer.backends.optimizers.named_state import room_for_state
 
 TOLERANCE = 0.1
 LENGTH = 256
@@ -37,6 +42,8 @@ SMALL: dict[str, Any] = {
 DEEP = {**SMALL, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4}
 NORMED = {**SMALL, "model_type": "qwen3", "head_dim": 64, "num_attention_heads": 16, "num_hidden_layers": 8}
 """As Qwen3: queries are twice as wide as the model, and normed as the keys are."""
+ODD = {**SMALL, "hidden_size": 384, "num_attention_heads": 6}
+"""As Qwen2.5 0.5B: rows of hidden size are no number of blocks."""
 TIED = {**SMALL, "vocab_size": 8192, "tie_word_embeddings": True, "num_key_value_heads": 8}
 
 
@@ -145,3 +152,39 @@ def test_a_step_takes_what_was_planned(fields: dict[str, Any], rows: int, dtype:
     planned = learner_memory(sizes, recipe(dtype), tokens=rows * LENGTH, ranks=ranks)
     assert planned.total - planned.process == pytest.approx(counted.total, rel=TOLERANCE)
     assert planned.weights + planned.optimizer == pytest.approx(counted.held, rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize(
+    ("fields", "lora"),
+    [
+        (SMALL, None),
+        (DEEP, None),
+        (TIED, None),
+        (NORMED, None),
+        (ODD, None),
+        (SMALL, {"rank": 16}),
+        (TIED, {"rank": 256}),
+    ],
+    ids=["small", "deep", "tied", "normed heads", "rows that blocks do not fill", "adapters", "wide adapters"],
+)
+def test_moments_in_8_bits_take_what_was_planned(
+    fields: dict[str, Any], lora: dict[str, int] | None, ranks: int
+) -> None:
+    """To the byte, of all ranks; the largest has a row more."""
+    optimizer = {"optimizer": {"name": "adamw_8bit"}}
+    of_job = RecipeSpec.model_validate({"model": {"path": "model", "lora": lora}, "algorithm": optimizer})
+    sizes = ModelSizes.of(fields)
+    assert sizes is not None
+    with mesh_of_ranks_that_are_not_there(ranks) as mesh:
+        model = load_model(fields, 0, "float32")
+        if (adapter := AdapterConfig.from_manifest(of_job.model.lora)) is not None:
+            add_adapter(model, adapter, 0)
+        if ranks > 1:
+            shard(model, mesh, "float32")
+        made = create_optimizer(model, OptimizerConfig.from_manifest(of_job.algorithm.optimizer, 1))
+        state = {name: one for name, one in room_for_state(model, made).items() if not name.startswith("step/")}
+    whole = sum(one.numel() * one.element_size() for one in state.values())
+    own = sum(local_part(one).numel() * one.element_size() for one in state.values())
+    assert learner_memory(sizes, of_job, tokens=1).optimizer == whole
+    assert learner_memory(sizes, of_job, tokens=1, ranks=ranks).optimizer == pytest.approx(own, rel=0.01)

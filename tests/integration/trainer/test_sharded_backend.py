@@ -35,7 +35,7 @@ from polyrl_trainer.backends.configs import (
 )
 from polyrl_trainer.backends.fsdp.start import LearnerGroup
 from polyrl_trainer.backends.learners import Learner
-from polyrl_trainer.backends.optimizers.adamw import HostAdamW
+from polyrl_trainer.backends.optimizers.adamw import SerialAdamW
 from polyrl_trainer.backends.policy import ReferencePolicy, ReferenceScores
 from polyrl_trainer.backends.single_process import TorchBackend, create_torch_backend
 from polyrl_trainer.losses import policy_loss, sft_loss, with_advantages
@@ -279,7 +279,7 @@ def test_a_model_that_is_held_otherwise_learns_the_same(ranks: LearnerGroup, tmp
         assert all(one.offload_to_cpu == (placement == "offloaded") for one in group.fsdp_params)
     updates = several._model.updates
     assert updates is not None
-    assert isinstance(updates.optimizer, HostAdamW) == ("moments" in placement)
+    assert isinstance(updates.optimizer, SerialAdamW) == ("moments" in placement)
     one, plain = alone(model), of_ranks(ranks, model)
     for step in range(3):
         parts = [draw_samples(step, 9), draw_samples(step + 9, 3)]
@@ -300,7 +300,7 @@ def test_a_model_that_is_held_otherwise_learns_the_same(ranks: LearnerGroup, tmp
 def test_one_process_with_its_moments_in_the_hosts_memory_learns_the_same_bits(tmp_path: Path) -> None:
     engine = replace(ENGINE, cpu_offload=CpuOffload.OPTIMIZER)
     away = create_torch_backend(MODEL, engine, OPTIMIZER, CheckpointConfig(fsync=False))
-    assert isinstance(away._updates.optimizer, HostAdamW)
+    assert isinstance(away._updates.optimizer, SerialAdamW)
     one = alone()
     for step in range(3):
         assert take_step(away, [draw_samples(step, 9)]) == take_step(one, [draw_samples(step, 9)])

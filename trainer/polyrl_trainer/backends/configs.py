@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from polyrl.manifest.parts.optimizer import OptimizerSpec
+from polyrl.manifest.parts.optimizer import OptimizerName, OptimizerSpec
 from polyrl.manifest.recipe import ActivationCheckpointing, LoraSpec
 from polyrl.manifest.spec import CpuOffload
 
@@ -53,7 +53,7 @@ class ModelConfig:
     seed: int = 0
     """Draws the weights of a fresh model; without effect on a folder."""
     dtype: Dtype = "bfloat16"
-    """Type of the forward pass and of the exported weights. Master weights and optimizer state are always float32."""
+    """Type of the forward pass and of the exported weights. Master weights are always float32."""
     special_tokens: SpecialTokens = SpecialTokens()
     """Written into a fresh model's config; a folder's own ids are left as they are."""
     vocabulary: int | None = None
@@ -115,6 +115,8 @@ class OptimizerConfig:
     """Applied to matrices only, not to biases and norms."""
     max_grad_norm: float = 1.0
     """Global norm at which gradients are clipped."""
+    name: OptimizerName = OptimizerName.ADAMW
+    """How the moments are held."""
 
     @classmethod
     def from_manifest(cls, optimizer: OptimizerSpec, total_steps: int) -> OptimizerConfig:

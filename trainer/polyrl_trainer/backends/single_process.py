@@ -247,7 +247,9 @@ class TorchBackend(Learner):
         if state.base != self._base_checksum():
             raise InvalidData(training_state.other_base(folder))
         weights = self._read_weights(folder)
-        optimizer = training_state.read_tensors(folder / OPTIMIZER_FILE, expected_state(model, stepped=state.step > 0))
+        optimizer = training_state.read_tensors(
+            folder / OPTIMIZER_FILE, expected_state(model, self._updates.optimizer, stepped=state.step > 0)
+        )
         generators = training_state.read_tensors(folder / RNG_FILE, self._generator_states())
         if self._model.adapter is None:
             model.load_state_dict(weights)

@@ -29,7 +29,7 @@ class Updates:
     """The optimizer of one model, and where its schedule stands."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, *, moments_on_host: bool = False) -> None:
-        """See `optimizers.HostAdamW`."""
+        """See `optimizers.adamw.SerialAdamW`."""
         self._model = model
         self._config = config
         self.optimizer = create_optimizer(model, config, on_host=moments_on_host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -11,9 +12,21 @@ from polyrl.manifest.base import BY_VALUE, Count, ManifestModel
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+class OptimizerName(StrEnum):
+    """How AdamW's two moments are held."""
+
+    ADAMW = "adamw"
+    """In float32."""
+    ADAMW_8BIT = "adamw_8bit"
+    """In 8 bits, with a scale for each 256 values of a row (Dettmers et al. 2021, arXiv 2110.02861)."""
+
+
 class OptimizerSpec(ManifestModel):
     """AdamW (Loshchilov and Hutter 2019) and its schedule."""
 
+    name: Annotated[OptimizerName, BY_VALUE] = OptimizerName.ADAMW
+    """`adamw` holds the two moments in float32, 8 bytes a parameter; `adamw_8bit` takes 2.06 of matrices whose rows
+    divide by 256, and its numbers differ a little. A run goes on with the one that it began with."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-6
     """Peak step size. RL wants far less than SFT, and tiny models far more than large ones: 1e-6 suits billions of
     parameters."""

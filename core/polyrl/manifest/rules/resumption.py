@@ -24,7 +24,18 @@ def _learner(algorithm: AlgorithmSpec) -> str:
 
 FieldOfSpec: TypeAlias = tuple[tuple[str, ...], Callable[[JobSpec], Any]]
 
+_OPTIMIZERS: Final[tuple[FieldOfSpec, ...]] = (
+    (("recipe", "sft", "optimizer", "name"), lambda spec: spec.recipe.sft.optimizer.name),
+    (("recipe", "dpo", "optimizer", "name"), lambda spec: spec.recipe.dpo.optimizer.name),
+    (("recipe", "rewardModel", "optimizer", "name"), lambda spec: spec.recipe.reward_model.optimizer.name),
+    (("recipe", "algorithm", "optimizer", "name"), lambda spec: spec.recipe.algorithm.optimizer.name),
+    (
+        ("recipe", "algorithm", "critic", "optimizer", "name"),
+        lambda spec: spec.recipe.algorithm.critic.optimizer.name,
+    ),
+)
 FIXED: Final[tuple[FieldOfSpec, ...]] = (
+    *_OPTIMIZERS,
     (("recipe", "mode"), lambda spec: spec.recipe.mode),
     (("recipe", "seed"), lambda spec: spec.recipe.seed),
     (("recipe", "model", "path"), lambda spec: spec.recipe.model.path),

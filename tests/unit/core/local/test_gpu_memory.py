@@ -1,6 +1,7 @@
 """What a GPU holds: bounds that refuse, estimates that advise."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,14 @@ from polyrl.manifest.parts.critic import CriticSpec, CriticTrunk
 from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl.manifest.spec import TrainerSpec
 from polyrl.memory.known_models import known_config
-from polyrl.memory.learner import activation_bytes, adapter_parameters, kept_bytes, learner_bytes, learner_memory
+from polyrl.memory.learner import (
+    activation_bytes,
+    adapter_parameters,
+    kept_bytes,
+    learner_bytes,
+    learner_memory,
+    moments_at_least,
+)
 from polyrl.memory.sizes import GIB, ModelSizes
 
 
@@ -188,6 +196,45 @@ def test_the_reference_is_counted_where_one_is_held(mode: str, kl: float, refere
     assert learner_bytes(recipe) == 16 + reference
     adapted = recipe.model_copy(update={"model": spec(lora={}).recipe.model})
     assert (learner_memory(HALF, adapted, tokens=1).reference, learner_bytes(adapted)) == (0, 2)
+
+
+EIGHT = {"optimizer": {"name": "adamw_8bit"}}
+CRITIC = {"name": "ppo", "oldLogProbs": "recompute"}
+MOMENTS_IN_8_BITS = [
+    # mode, stages, bytes of a parameter's moments at least
+    pytest.param("rl", {"algorithm": EIGHT}, 2, id="the policy's"),
+    pytest.param("sft", {"algorithm": EIGHT}, 8, id="of another mode"),
+    pytest.param("sft", {"sft": EIGHT}, 2, id="of examples"),
+    pytest.param("sft+rl", {"sft": EIGHT}, 8, id="of one of two stages"),
+    pytest.param("sft+rl", {"sft": EIGHT, "algorithm": EIGHT}, 2, id="of both stages"),
+    pytest.param("dpo", {"dpo": EIGHT}, 2, id="of pairs"),
+    pytest.param("reward-model", {"rewardModel": EIGHT}, 2, id="of a reward model"),
+    pytest.param("rl", {"algorithm": {**CRITIC, **EIGHT}}, 2 + 8, id="not the critic's"),
+    pytest.param("rl", {"algorithm": {**CRITIC, **EIGHT, "critic": EIGHT}}, 2 + 2, id="the critic's too"),
+]
+
+
+@pytest.mark.parametrize(("mode", "stages", "least"), MOMENTS_IN_8_BITS)
+def test_moments_in_8_bits_are_those_of_each_stage(mode: str, stages: dict[str, Any], least: int) -> None:
+    recipe = RecipeSpec.model_validate({"model": {"path": "model"}, "mode": mode, **stages})
+    models = 2 if "critic" in stages.get("algorithm", {}) or least == 10 else 1
+    reference = 4 if mode == "dpo" else 0
+    assert (moments_at_least(recipe), learner_bytes(recipe)) == (least, 8 * models + least + reference)
+    planned = learner_memory(SEVEN, recipe, tokens=1).optimizer
+    # With scales, and with biases and norms in float32.
+    assert planned / SEVEN.parameters == pytest.approx(least, rel=0.02)
+    assert planned > least * SEVEN.parameters or least == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("Qwen/Qwen2.5-0.5B", 6.74), ("Qwen/Qwen2.5-1.5B", 2.03), ("Qwen/Qwen2.5-32B", 2.03)],
+)
+def test_rows_that_blocks_do_not_fill_stay_in_float32(name: str, least: float) -> None:
+    """Of the smallest one, hidden 896, only the rows of the MLP's last matrix do."""
+    recipe = RecipeSpec.model_validate({"model": {"path": "model"}, "algorithm": EIGHT})
+    sizes = known(name)
+    assert learner_memory(sizes, recipe, tokens=1).optimizer / sizes.parameters == pytest.approx(least, rel=0.01)
 
 
 def test_an_entropy_bonus_takes_two_more_chunks_of_logits() -> None:

@@ -22,7 +22,10 @@ from polyrl.errors import InvalidData
 from polyrl_trainer.backends.fsdp.ranks import LEADER, Ranks
 from polyrl_trainer.backends.training_state import MODEL_FILE, SAFETENSORS_METADATA
 
-_NAMES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
+_NAMES: Final = {
+    **{torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"},
+    **{torch.int64: "I64", torch.uint8: "U8"},
+}
 INDEX_FILE: Final = "model.safetensors.index.json"
 ALIGNMENT: Final = 4096
 """Bytes to which the header is padded with spaces, as safetensors pads to 8: a page, so that in a file that several

@@ -1,19 +1,27 @@
-"""AdamW, and the same with its moments in the host's memory."""
+"""AdamW, the same with its moments in the host's memory, and with them in 8 bits, there or beside the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.optim.adamw import adamw
 
+from polyrl.manifest.parts.optimizer import OptimizerName
+from polyrl.memory.moments import BLOCK, in_blocks
 from polyrl_trainer.backends.configs import OptimizerConfig
 from polyrl_trainer.backends.fsdp.shard_files import local_part
+from polyrl_trainer.backends.optimizers.blocks import SCALE, dequantize, quantize
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+SIGNED: Final = MOMENTS[:1]
 STEP: Final = "step"
+CHUNK: Final = {"cuda": 1 << 24, "cpu": 1 << 16}
+"""Values of moments in 8 bits that are float32 at a time, with 30 bytes each on the way: on a GPU kernels are long enough
+(0.5 GB), on a CPU its cache has them."""
 
 
 def create_optimizer(model: nn.Module, config: OptimizerConfig, *, on_host: bool = False) -> torch.optim.AdamW:
@@ -23,14 +31,20 @@ def create_optimizer(model: nn.Module, config: OptimizerConfig, *, on_host: bool
         {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
     ]
-    kind = HostAdamW if on_host else torch.optim.AdamW
-    return kind(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+    of_all: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps, "fused": True}
+    if config.name is OptimizerName.ADAMW_8BIT:
+        return AdamW8Bit(groups, on_host, **of_all)
+    return SerialAdamW(groups, on_host, **of_all) if on_host else torch.optim.AdamW(groups, **of_all)
 
 
-class HostAdamW(torch.optim.AdamW):
-    """The moments lie in the host's memory, and a step has those of one tensor at a time where its weights are: the
-    kernel and the numbers are AdamW's own. Of a GPU's the memory is pinned, so that its link runs at full speed; all
+class SerialAdamW(torch.optim.AdamW):
+    """A step has the moments of one tensor at a time where its weights are: the kernel and the numbers are AdamW's own.
+    With `on_host` they lie in the host's memory, which of a GPU's is pinned, so that its link runs at full speed; all
     copies are in one stream, in order, and over when a step is."""
+
+    def __init__(self, groups: list[dict[str, Any]], on_host: bool, **of_all: Any) -> None:
+        super().__init__(groups, **of_all)
+        self.on_host = on_host
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -50,17 +64,32 @@ class HostAdamW(torch.optim.AdamW):
     def _step_one(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
-            state.update(fresh_state(parameter, on_host=True))
+            state.update(fresh_state(parameter, self))
         weights, gradient = local_part(parameter), local_part(parameter.grad)  # type: ignore[arg-type]
-        held = [local_part(state[name]) for name in MOMENTS]
-        there = [one.to(weights.device, non_blocking=True) for one in held]
+        held = {name: local_part(one) for name, one in state.items() if name != STEP}
+        there = {name: one.to(weights.device, non_blocking=True) for name, one in held.items()}
+        self._update(weights, gradient, there, step=state[STEP], group=group)
+        for name, moved in there.items():
+            if moved is not held[name]:
+                held[name].copy_(moved, non_blocking=True)
+
+    def _update(
+        self,
+        weights: torch.Tensor,
+        gradient: torch.Tensor,
+        moments: dict[str, torch.Tensor],
+        *,
+        step: torch.Tensor,
+        group: dict[str, Any],
+    ) -> None:
+        """In place, of a tensor's part here."""
         adamw(
             [weights],
             [gradient],
-            exp_avgs=[there[0]],
-            exp_avg_sqs=[there[1]],
+            exp_avgs=[moments[MOMENTS[0]]],
+            exp_avg_sqs=[moments[MOMENTS[1]]],
             max_exp_avg_sqs=[],
-            state_steps=[state[STEP]],
+            state_steps=[step],
             fused=True,
             amsgrad=False,
             beta1=group["betas"][0],
@@ -70,17 +99,49 @@ class HostAdamW(torch.optim.AdamW):
             eps=group["eps"],
             maximize=False,
         )
-        for one, moved in zip(held, there, strict=True):
-            if moved is not one:
-                one.copy_(moved, non_blocking=True)
 
 
-def fresh_state(parameter: torch.Tensor, *, on_host: bool) -> dict[str, torch.Tensor]:
-    """Of a parameter before its first step, sharded as it is."""
-    state = {name: _zeros_on_host(parameter) if on_host else torch.zeros_like(parameter) for name in MOMENTS}
-    return {STEP: torch.zeros((), dtype=torch.float32, device=parameter.device), **state}
+class AdamW8Bit(SerialAdamW):
+    """Of matrices whose rows divide into blocks, moments in 8 bits: they are float32 in a step alone, some rows at a
+    time, and the step is AdamW's own on them."""
+
+    def _update(
+        self,
+        weights: torch.Tensor,
+        gradient: torch.Tensor,
+        moments: dict[str, torch.Tensor],
+        *,
+        step: torch.Tensor,
+        group: dict[str, Any],
+    ) -> None:
+        if len(moments) == len(MOMENTS):
+            super()._update(weights, gradient, moments, step=step, group=group)
+            return
+        rows = max(1, CHUNK[weights.device.type] // prod(weights.shape[1:]))
+        for first in range(0, weights.shape[0], rows):
+            part = slice(first, first + rows)
+            held = {name: one[part] for name, one in moments.items()}
+            floats = {one: dequantize(held[one], held[one + SCALE], signed=one in SIGNED) for one in MOMENTS}
+            super()._update(weights[part], gradient[part], floats, step=step.clone(), group=group)
+            for name, one in floats.items():
+                quantize(one, held[name], held[name + SCALE], signed=name in SIGNED)
+        step += 1
 
 
-def _zeros_on_host(parameter: torch.Tensor) -> torch.Tensor:
-    pinned = parameter.device.type == "cuda"
-    return torch.zeros_like(parameter, device="cpu", pin_memory=pinned, requires_grad=False)
+def fresh_state(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Of a parameter before its first step, sharded as it is, where `optimizer` has it."""
+    away = isinstance(optimizer, SerialAdamW) and optimizer.on_host and not parameter.is_meta
+    blocks = isinstance(optimizer, AdamW8Bit) and in_blocks(parameter.shape)
+    state = {STEP: torch.zeros((), dtype=torch.float32, device=parameter.device)}
+    for name in MOMENTS:
+        state[name] = _zeros(parameter, torch.uint8 if blocks else torch.float32, away)
+        if blocks:
+            state[name + SCALE] = _zeros(parameter[..., ::BLOCK], torch.float32, away)
+    return state
+
+
+def _zeros(like: torch.Tensor, dtype: torch.dtype, on_host: bool) -> torch.Tensor:
+    if not on_host:
+        return torch.zeros_like(like, dtype=dtype, requires_grad=False)
+    pinned = like.device.type == "cuda"
+    return torch.zeros_like(like, dtype=dtype, device="cpu", pin_memory=pinned, requires_grad=False)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
 
-from polyrl_trainer.backends.optimizers.adamw import MOMENTS, STEP, HostAdamW, fresh_state
+from polyrl_trainer.backends.optimizers.adamw import fresh_state
 
 
 def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -24,25 +24,23 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     }
 
 
-def expected_state(model: nn.Module, stepped: bool) -> dict[str, torch.Tensor]:
+def expected_state(model: nn.Module, optimizer: torch.optim.Optimizer, stepped: bool) -> dict[str, torch.Tensor]:
     """What `named_state` gives of this model after a step: meta tensors of the right names, shapes and dtypes."""
-    if not stepped:
-        return {}
-    scalar = torch.empty((), dtype=torch.float32, device="meta")
-    expected: dict[str, torch.Tensor] = {}
-    for name, parameter in trained_parameters(model):
-        expected |= {f"{moment}/{name}": torch.empty_like(parameter, device="meta") for moment in MOMENTS}
-        expected[f"{STEP}/{name}"] = scalar
-    return expected
+    return _fresh(model, optimizer, lambda one: one.to("meta")) if stepped else {}
 
 
 def room_for_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """For what `named_state` gives after a step, where the optimizer has it."""
-    on_host = isinstance(optimizer, HostAdamW)
+    return _fresh(model, optimizer, lambda one: one)
+
+
+def _fresh(
+    model: nn.Module, optimizer: torch.optim.Optimizer, like: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, torch.Tensor]:
     return {
         f"{key}/{name}": value
         for name, parameter in trained_parameters(model)
-        for key, value in fresh_state(parameter.detach(), on_host=on_host).items()
+        for key, value in fresh_state(like(parameter.detach()), optimizer).items()
     }
 
 
@@ -51,10 +49,9 @@ def restore_state(model: nn.Module, optimizer: torch.optim.Optimizer, named: Map
     optimizer.state.clear()
     if not named:
         return
-    on_host = isinstance(optimizer, HostAdamW)
     for name, parameter in trained_parameters(model):
         state = optimizer.state[parameter]
-        for key, room in fresh_state(parameter.detach(), on_host=on_host).items():
+        for key, room in fresh_state(parameter.detach(), optimizer).items():
             found = named[f"{key}/{name}"]
             placed = found.device == room.device and (found.is_pinned() or not room.is_pinned())
             state[key] = found if placed else room.copy_(found)
