@@ -8,7 +8,7 @@ the learner's weights, before its gradients and moments.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment
@@ -131,17 +131,7 @@ def _with_engine(
 
 
 def _learner_parts(learner: LearnerMemory) -> dict[str, int]:
-    parts = {
-        "weights": learner.weights,
-        "gradients": learner.gradients,
-        "optimizer": learner.optimizer,
-        "reference": learner.reference,
-        "gathered": learner.gathered,
-        "activations": learner.activations,
-        "logits": learner.logits,
-        "process": learner.process,
-    }
-    return {name: size for name, size in parts.items() if size}
+    return {name: size for name, size in asdict(learner).items() if size and name != "host"}
 
 
 def _least(gpus: tuple[Gpu, ...]) -> int | None:

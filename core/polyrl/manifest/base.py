@@ -34,9 +34,7 @@ BELOW: Final = r"/[^\s?#:]*(:[^\s?#:/][^\s?#:]*)*"
 Place = Annotated[
     str,
     Field(
-        min_length=1,
-        max_length=1024,
-        pattern=rf"^([^:]*(:[^:/][^:]*)*|[A-Za-z][A-Za-z0-9+.-]*://{HOST}*({BELOW})?)$",
+        min_length=1, max_length=1024, pattern=rf"^([^:]*(:[^:/][^:]*)*|[A-Za-z][A-Za-z0-9+.-]*://{HOST}*({BELOW})?)$"
     ),
 ]
 """A path, or a URI without credentials: the manifest's texts are seen in the object, in arguments of processes and in

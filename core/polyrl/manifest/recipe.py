@@ -165,12 +165,7 @@ class SamplingSpec(ManifestModel):
 
 
 StoreUri = Annotated[
-    str,
-    Field(
-        min_length=6,
-        max_length=1024,
-        pattern=rf"^(s3|gs|file|memory)://({HOST}+({BELOW})?|{BELOW})$",
-    ),
+    str, Field(min_length=6, max_length=1024, pattern=rf"^(s3|gs|file|memory)://({HOST}+({BELOW})?|{BELOW})$")
 ]
 """Without credentials: a manifest is no place for them."""
 

@@ -21,7 +21,7 @@ from typing import Final
 from polyrl.manifest.parts.optimizer import OptimizerName
 from polyrl.manifest.recipe import ActivationCheckpointing, Mode, RecipeSpec
 from polyrl.manifest.spec import CpuOffload, FsdpSpec
-from polyrl.memory.moments import FLOAT32_BYTES, LEAST_BYTES, in_blocks, moment_bytes
+from polyrl.memory.moments import FLOAT32_BYTES, LEAST_MOMENT_BYTES, in_blocks, moment_bytes
 from polyrl.memory.sizes import SERVED_BYTES, ModelSizes
 
 LOGITS_CHUNK_BYTES: Final = 256 << 20
@@ -138,7 +138,7 @@ def holds_reference(recipe: RecipeSpec) -> bool:
 
 def moments_at_least(recipe: RecipeSpec) -> int:
     """Of `learner_bytes`, what `trainer.fsdp.cpuOffload: optimizer` has in the host's memory."""
-    return 0 if recipe.model.lora is not None else sum(LEAST_BYTES[one] for one in _optimizers(recipe))
+    return 0 if recipe.model.lora is not None else sum(LEAST_MOMENT_BYTES[one] for one in _optimizers(recipe))
 
 
 def _optimizers(recipe: RecipeSpec) -> list[OptimizerName]:
@@ -150,7 +150,7 @@ def _optimizers(recipe: RecipeSpec) -> list[OptimizerName]:
         Mode.REWARD_MODEL: [recipe.reward_model.optimizer],
     }.get(recipe.mode, [recipe.algorithm.optimizer])
     critics = [recipe.algorithm.critic.optimizer.name] if trains_critic(recipe) else []
-    return [max((one.name for one in stages), key=LEAST_BYTES.__getitem__), *critics]
+    return [max((one.name for one in stages), key=LEAST_MOMENT_BYTES.__getitem__), *critics]
 
 
 def trains_critic(recipe: RecipeSpec) -> bool:
@@ -223,6 +223,8 @@ def _gathered(sizes: ModelSizes, recipe: RecipeSpec, sharded: bool, logits: int)
 
 
 def _logits(sizes: ModelSizes, recipe: RecipeSpec, tokens: int) -> int:
+    if recipe.mode is Mode.REWARD_MODEL:
+        return 0
     entropy = recipe.algorithm.entropy_coefficient > 0
     chunk = (
         min(LOGITS_CHUNK_BYTES, FLOAT32_BYTES * tokens * sizes.vocabulary) if sizes.vocabulary else LOGITS_CHUNK_BYTES

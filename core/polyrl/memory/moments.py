@@ -13,12 +13,12 @@ from typing import Final
 from polyrl.manifest.parts.optimizer import OptimizerName
 
 FLOAT32_BYTES: Final = 4
-MOMENTS: Final = 2
+NUM_MOMENTS: Final = 2
 BLOCK: Final = 256
 """Values with a scale of their own, as in bitsandbytes and torchao: one outlier spoils no more than these."""
 LEAST_VALUES: Final = 4096
 """Of a parameter whose moments are held in 8 bits, as there: smaller ones would save nothing."""
-LEAST_BYTES: Final = {OptimizerName.ADAMW: MOMENTS * FLOAT32_BYTES, OptimizerName.ADAMW_8BIT: MOMENTS}
+LEAST_MOMENT_BYTES: Final = {OptimizerName.ADAMW: NUM_MOMENTS * FLOAT32_BYTES, OptimizerName.ADAMW_8BIT: NUM_MOMENTS}
 """Of a parameter's moments, whatever its shape."""
 
 
@@ -32,4 +32,4 @@ def moment_bytes(name: OptimizerName, parameters: int, fitting: int) -> int:
     """Of so many parameters, `fitting` of which are `in_blocks`."""
     blocks = min(fitting, parameters) if name is OptimizerName.ADAMW_8BIT else 0
     scales = FLOAT32_BYTES * blocks // BLOCK
-    return MOMENTS * (FLOAT32_BYTES * (parameters - blocks) + blocks + scales)
+    return NUM_MOMENTS * (FLOAT32_BYTES * (parameters - blocks) + blocks + scales)

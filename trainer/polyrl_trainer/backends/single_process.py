@@ -28,7 +28,7 @@ from polyrl_trainer.backends.learners import Learner, Learners
 from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.model_factory import load_model, serving_files
 from polyrl_trainer.backends.models.value_head import HEAD_WEIGHT
-from polyrl_trainer.backends.optimizers.named_state import expected_state, named_state, restore_state
+from polyrl_trainer.backends.optimizers.named_state import named_state, restore_state, room_for_state
 from polyrl_trainer.backends.packing import PackedBatch, loss_inputs
 from polyrl_trainer.backends.policy import Background, ModelBelowAdapters, Policy, ReferencePolicy, create_policy
 from polyrl_trainer.backends.saved_state import SavedState
@@ -211,10 +211,7 @@ class TorchBackend(Learner):
         if self._updates.has_gradient:
             raise RunFailed(f"{folder}: a checkpoint cannot be written within a mini-batch, before its optimizer step")
         model, adapter = self._policy.model, self._model.adapter
-        tensors = {
-            OPTIMIZER_FILE: named_state(model, self._updates.optimizer),
-            RNG_FILE: self._generator_states(),
-        }
+        tensors = {OPTIMIZER_FILE: named_state(model, self._updates.optimizer), RNG_FILE: self._generator_states()}
         files = self.serving_files()
         if adapter is None or adapter.save_merged:
             tensors[MODEL_FILE] = self._published_state()
@@ -247,9 +244,8 @@ class TorchBackend(Learner):
         if state.base != self._base_checksum():
             raise InvalidData(training_state.other_base(folder))
         weights = self._read_weights(folder)
-        optimizer = training_state.read_tensors(
-            folder / OPTIMIZER_FILE, expected_state(model, self._updates.optimizer, stepped=state.step > 0)
-        )
+        moments = room_for_state(model, self._updates.optimizer, meta=True) if state.step else {}
+        optimizer = training_state.read_tensors(folder / OPTIMIZER_FILE, moments)
         generators = training_state.read_tensors(folder / RNG_FILE, self._generator_states())
         if self._model.adapter is None:
             model.load_state_dict(weights)

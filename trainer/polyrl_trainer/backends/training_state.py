@@ -4,7 +4,7 @@ config.json, generation_config.json, model.safetensors   a Hugging Face folder; 
                                                          leave alone as they are held
 value_head.safetensors                                   of a policy that is its own critic
 adapter/...                                              adapters as peft reads them; then a resume needs no more
-optimizer.safetensors                                    `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`; of moments in 8 bits
+optimizer.safetensors                                    `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`; in 8 bits
                                                          `exp_avg_scale/NAME` and `exp_avg_sq_scale/NAME` too
 rng.safetensors                                          generator states, one per device type
 training_state.json                                      step and checksums; written last

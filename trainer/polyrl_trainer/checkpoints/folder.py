@@ -13,15 +13,7 @@ import msgspec
 
 from polyrl.errors import UNDECODABLE, DeadlineExceeded, InvalidData, Superseded
 from polyrl_trainer.backend import TrainFuture, TrainingBackend
-from polyrl_trainer.checkpoints.seals import (
-    COMPLETE,
-    check_file,
-    seal_in,
-    seal_of,
-    sync,
-    sync_all,
-    write_synced,
-)
+from polyrl_trainer.checkpoints.seals import COMPLETE, check_file, seal_in, seal_of, sync, sync_all, write_synced
 from polyrl_trainer.checkpoints.store import CheckpointStore, name_in_store
 from polyrl_trainer.checkpoints.writer import Writer
 from polyrl_trainer.state import TrainerState, TrainingStage

@@ -40,10 +40,7 @@ def prepare_scored_pairs(
     """Each answer with one token more, the only learned one, whose value is the answer's score; the chosen one's
     `advantages` hold the margin there. Raises InvalidData naming the row and the field."""
     return [
-        (
-            _scored(chosen, tokenizer, _margin(row)),
-            _scored(rejected, tokenizer, 0.0),
-        )
+        (_scored(chosen, tokenizer, _margin(row)), _scored(rejected, tokenizer, 0.0))
         for row in rows
         for chosen, rejected in [_pair(row, dataset, tokenizer, max_tokens)]
     ]

@@ -327,11 +327,7 @@ class RlStep:
         tokenizer = self._parts.tokenizer
         learned = len(self._clock.optimizer_steps)
         samples = [
-            self._drawers.mark(
-                scored_sample(one, groups.prompt_of(one.group), tokenizer),
-                one.response,
-                learned,
-            )
+            self._drawers.mark(scored_sample(one, groups.prompt_of(one.group), tokenizer), one.response, learned)
             for one in batch.samples
         ]
         groups.use(list(indices))

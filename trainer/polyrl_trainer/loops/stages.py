@@ -152,11 +152,7 @@ class Stages:
         return not self.session.stop.is_set()
 
     async def _train_rl(
-        self,
-        side: RolloutSide | None,
-        backend: Learner,
-        reference: ReferenceScores | None,
-        critic: Critic | None,
+        self, side: RolloutSide | None, backend: Learner, reference: ReferenceScores | None, critic: Critic | None
     ) -> bool:
         prepared = self.prepared
         if self.recipe.mode is Mode.OFFLINE_RL:

@@ -70,11 +70,7 @@ def value_loss(inputs: LossInputs, algorithm: AlgorithmSpec) -> tuple[torch.Tens
     free = (values - inputs.returns).square()
     clipped = (torch.clamp(values, old - bound, old + bound) - inputs.returns).square()
     per_token = torch.maximum(free, clipped) / 2
-    sums = {
-        "vf_loss": per_token.detach(),
-        "vf_clip_fraction": (clipped > free).float(),
-        "value": values.detach(),
-    }
+    sums = {"vf_loss": per_token.detach(), "vf_clip_fraction": (clipped > free).float(), "value": values.detach()}
     return aggregated(per_token, inputs, algorithm), as_floats(
         {name: (column * inputs.mask).sum() for name, column in sums.items()}
     )

@@ -129,10 +129,7 @@ class PlainLearner:
         self._model = load_model(MODEL.source, MODEL.seed, "float32")
         matrices = [one for one in self._model.parameters() if one.ndim >= 2]
         others = [one for one in self._model.parameters() if one.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": OPTIMIZER.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
+        groups = [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self._optimizer = torch.optim.AdamW(
             groups, lr=OPTIMIZER.learning_rate, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, foreach=False
         )

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
+
+from pydantic.alias_generators import to_snake
 
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.recipe import LoraSpec
@@ -24,35 +27,19 @@ def _learner(algorithm: AlgorithmSpec) -> str:
 
 FieldOfSpec: TypeAlias = tuple[tuple[str, ...], Callable[[JobSpec], Any]]
 
-_OPTIMIZERS: Final[tuple[FieldOfSpec, ...]] = (
-    (("recipe", "sft", "optimizer", "name"), lambda spec: spec.recipe.sft.optimizer.name),
-    (("recipe", "dpo", "optimizer", "name"), lambda spec: spec.recipe.dpo.optimizer.name),
-    (("recipe", "rewardModel", "optimizer", "name"), lambda spec: spec.recipe.reward_model.optimizer.name),
-    (("recipe", "algorithm", "optimizer", "name"), lambda spec: spec.recipe.algorithm.optimizer.name),
-    (
-        ("recipe", "algorithm", "critic", "optimizer", "name"),
-        lambda spec: spec.recipe.algorithm.critic.optimizer.name,
-    ),
-)
 FIXED: Final[tuple[FieldOfSpec, ...]] = (
-    *_OPTIMIZERS,
-    (("recipe", "mode"), lambda spec: spec.recipe.mode),
-    (("recipe", "seed"), lambda spec: spec.recipe.seed),
-    (("recipe", "model", "path"), lambda spec: spec.recipe.model.path),
-    (("recipe", "model", "revision"), lambda spec: spec.recipe.model.revision),
-    (("recipe", "model", "config"), lambda spec: spec.recipe.model.config is None),
-    (("recipe", "model", "tokenizer", "type"), lambda spec: spec.recipe.model.tokenizer.type),
-    (("recipe", "model", "tokenizer", "alphabet"), lambda spec: spec.recipe.model.tokenizer.alphabet),
-    (("recipe", "model", "tokenizer", "path"), lambda spec: spec.recipe.model.tokenizer.path),
-    (
-        ("recipe", "model", "tokenizer", "chatTemplateKwargs"),
-        lambda spec: spec.recipe.model.tokenizer.chat_template_kwargs,
+    *(
+        (("recipe", *field.split(".")), attrgetter(f"recipe.{to_snake(field)}"))
+        for field in (
+            *("mode", "seed", "model.path", "model.revision", "model.tokenizer.type", "model.tokenizer.alphabet"),
+            *("model.tokenizer.path", "model.tokenizer.chatTemplateKwargs", "algorithm.name", "algorithm.critic.trunk"),
+            *("algorithm.optimizer.name", "algorithm.critic.optimizer.name", "sft.optimizer.name"),
+            *("dpo.optimizer.name", "rewardModel.optimizer.name", "data.shuffle"),
+        )
     ),
+    (("recipe", "model", "config"), lambda spec: spec.recipe.model.config is None),
     (("recipe", "model", "lora"), lambda spec: _adapters(spec.recipe.model.lora)),
-    (("recipe", "algorithm", "name"), lambda spec: spec.recipe.algorithm.name),
-    (("recipe", "algorithm", "critic", "trunk"), lambda spec: spec.recipe.algorithm.critic.trunk),
     (("recipe", "algorithm", "advantage"), lambda spec: _learner(spec.recipe.algorithm)),
-    (("recipe", "data", "shuffle"), lambda spec: spec.recipe.data.shuffle),
     (("recipe", "data", "sft"), lambda spec: [one.weight for one in spec.recipe.data.sft]),
     (("recipe", "data", "rl"), lambda spec: [one.weight for one in spec.recipe.data.rl]),
     (("recipe", "data", "preferences"), lambda spec: [one.weight for one in spec.recipe.data.preferences]),

@@ -229,6 +229,7 @@ def test_moments_in_8_bits_are_those_of_each_stage(mode: str, stages: dict[str, 
 @pytest.mark.parametrize(
     ("name", "least"),
     [("Qwen/Qwen2.5-0.5B", 6.74), ("Qwen/Qwen2.5-1.5B", 2.03), ("Qwen/Qwen2.5-32B", 2.03)],
+    ids=["half a billion", "one and a half", "thirty-two"],
 )
 def test_rows_that_blocks_do_not_fill_stay_in_float32(name: str, least: float) -> None:
     """Of the smallest one, hidden 896, only the rows of the MLP's last matrix do."""

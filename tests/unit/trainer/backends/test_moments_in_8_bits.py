@@ -14,7 +14,7 @@ from polyrl_trainer.backends.configs import OptimizerConfig
 from polyrl_trainer.backends.optimizers import adamw
 from polyrl_trainer.backends.optimizers.adamw import AdamW8Bit, create_optimizer
 from polyrl_trainer.backends.optimizers.blocks import dequantize, quantize, shares
-from polyrl_trainer.backends.optimizers.named_state import expected_state, named_state, restore_state
+from polyrl_trainer.backends.optimizers.named_state import named_state, restore_state, room_for_state
 
 CPU = torch.device("cpu")
 CONFIG = OptimizerConfig(learning_rate=1e-2, total_steps=9, weight_decay=0.1, name=OptimizerName.ADAMW_8BIT)
@@ -70,7 +70,7 @@ def test_moments_are_held_in_8_bits_by_the_whole_shape(shape: tuple[int, ...], b
     assert moment_bytes(OptimizerName.ADAMW_8BIT, prod(shape), prod(shape) * blocks) == sum(
         one.numel() * one.element_size() for name, one in state.items() if not name.startswith("step")
     )
-    assert {name: (one.dtype, one.shape) for name, one in expected_state(model, optimizer, stepped=True).items()} == {
+    assert {name: (one.dtype, one.shape) for name, one in room_for_state(model, optimizer, meta=True).items()} == {
         name: (one.dtype, one.shape) for name, one in state.items()
     }
 
@@ -157,7 +157,7 @@ def test_a_part_without_rows_steps_along() -> None:
     parameter = model.each[0]
     parameter.grad = torch.zeros_like(parameter)
     state = adamw.fresh_state(parameter, optimizer)
-    moments = {name: one[:0] for name, one in state.items() if name != "step"}
+    part = {name: one[:0] if one.ndim else one for name, one in state.items()}
     none = parameter.detach()[:0]
-    optimizer._update(none, none, moments, step=state["step"], group=optimizer.param_groups[0])  # type: ignore[attr-defined]
+    optimizer._update(none, none, part, optimizer.param_groups[0])  # type: ignore[attr-defined]
     assert float(state["step"]) == 1

@@ -123,10 +123,7 @@ def _header(places: Mapping[str, TensorPlace]) -> tuple[bytes, dict[str, int]]:
 
 
 def _write_own(
-    path: Path,
-    places: Mapping[str, TensorPlace],
-    own: Mapping[str, torch.Tensor],
-    starts: Mapping[str, int],
+    path: Path, places: Mapping[str, TensorPlace], own: Mapping[str, torch.Tensor], starts: Mapping[str, int]
 ) -> None:
     # Never read here: by NFS a page that was read is written whole, with what another machine had in it before.
     with open(path, "wb", opener=lambda name, _: os.open(name, os.O_WRONLY)) as file:

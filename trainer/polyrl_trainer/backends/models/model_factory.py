@@ -73,10 +73,7 @@ def load_without_values(
     _require_config(folder)
     try:
         config = AutoConfig.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            **({"num_labels": 1} if head == "value" else {}),
+            folder, local_files_only=True, trust_remote_code=False, **({"num_labels": 1} if head == "value" else {})
         )
         with no_init_weights():
             made = _AUTO_MODELS[head].from_config(config, dtype=torch.float32, attn_implementation=DENSE_ATTENTION)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any, Final
 
@@ -19,9 +20,11 @@ from polyrl_trainer.backends.optimizers.blocks import SCALE, dequantize, quantiz
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 SIGNED: Final = MOMENTS[:1]
 STEP: Final = "step"
+OF_KERNEL: Final = ("lr", "weight_decay", "eps", "amsgrad", "maximize", "fused")
+State = dict[str, torch.Tensor]
 CHUNK: Final = {"cuda": 1 << 24, "cpu": 1 << 16}
-"""Values of moments in 8 bits that are float32 at a time, with 30 bytes each on the way: on a GPU kernels are long enough
-(0.5 GB), on a CPU its cache has them."""
+"""Values of moments in 8 bits that are float32 at a time, with 30 bytes each on the way: on a GPU its kernels are long
+by then (0.5 GB), on a CPU its cache has them."""
 
 
 def create_optimizer(model: nn.Module, config: OptimizerConfig, *, on_host: bool = False) -> torch.optim.AdamW:
@@ -66,82 +69,50 @@ class SerialAdamW(torch.optim.AdamW):
         if not state:
             state.update(fresh_state(parameter, self))
         weights, gradient = local_part(parameter), local_part(parameter.grad)  # type: ignore[arg-type]
-        held = {name: local_part(one) for name, one in state.items() if name != STEP}
+        held = {name: local_part(one) for name, one in state.items()}
         there = {name: one.to(weights.device, non_blocking=True) for name, one in held.items()}
-        self._update(weights, gradient, there, step=state[STEP], group=group)
+        self._update(weights, gradient, there, group)
         for name, moved in there.items():
             if moved is not held[name]:
                 held[name].copy_(moved, non_blocking=True)
 
-    def _update(
-        self,
-        weights: torch.Tensor,
-        gradient: torch.Tensor,
-        moments: dict[str, torch.Tensor],
-        *,
-        step: torch.Tensor,
-        group: dict[str, Any],
-    ) -> None:
+    def _update(self, weights: torch.Tensor, gradient: torch.Tensor, state: State, group: dict[str, Any]) -> None:
         """In place, of a tensor's part here."""
-        adamw(
-            [weights],
-            [gradient],
-            exp_avgs=[moments[MOMENTS[0]]],
-            exp_avg_sqs=[moments[MOMENTS[1]]],
-            max_exp_avg_sqs=[],
-            state_steps=[step],
-            fused=True,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        first, second = ([state[name]] for name in MOMENTS)
+        beta1, beta2 = group["betas"]
+        of_all = {name: group[name] for name in OF_KERNEL}
+        adamw([weights], [gradient], first, second, [], [state[STEP]], beta1=beta1, beta2=beta2, **of_all)
 
 
 class AdamW8Bit(SerialAdamW):
     """Of matrices whose rows divide into blocks, moments in 8 bits: they are float32 in a step alone, some rows at a
     time, and the step is AdamW's own on them."""
 
-    def _update(
-        self,
-        weights: torch.Tensor,
-        gradient: torch.Tensor,
-        moments: dict[str, torch.Tensor],
-        *,
-        step: torch.Tensor,
-        group: dict[str, Any],
-    ) -> None:
-        if len(moments) == len(MOMENTS):
-            super()._update(weights, gradient, moments, step=step, group=group)
+    def _update(self, weights: torch.Tensor, gradient: torch.Tensor, state: State, group: dict[str, Any]) -> None:
+        if MOMENTS[0] + SCALE not in state:
+            super()._update(weights, gradient, state, group)
             return
         rows = max(1, CHUNK[weights.device.type] // prod(weights.shape[1:]))
         for first in range(0, weights.shape[0], rows):
             part = slice(first, first + rows)
-            held = {name: one[part] for name, one in moments.items()}
+            held = {name: one[part] for name, one in state.items() if name != STEP}
             floats = {one: dequantize(held[one], held[one + SCALE], signed=one in SIGNED) for one in MOMENTS}
-            super()._update(weights[part], gradient[part], floats, step=step.clone(), group=group)
+            super()._update(weights[part], gradient[part], {**floats, STEP: state[STEP].clone()}, group)
             for name, one in floats.items():
                 quantize(one, held[name], held[name + SCALE], signed=name in SIGNED)
-        step += 1
+        state[STEP] += 1
 
 
-def fresh_state(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def fresh_state(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> State:
     """Of a parameter before its first step, sharded as it is, where `optimizer` has it."""
-    away = isinstance(optimizer, SerialAdamW) and optimizer.on_host and not parameter.is_meta
-    blocks = isinstance(optimizer, AdamW8Bit) and in_blocks(parameter.shape)
+    place: dict[str, Any] = {}
+    if isinstance(optimizer, SerialAdamW) and optimizer.on_host and not parameter.is_meta:
+        place = {"device": "cpu", "pin_memory": parameter.device.type == "cuda"}
+    zeros: Callable[..., torch.Tensor] = partial(torch.zeros_like, requires_grad=False, **place)
     state = {STEP: torch.zeros((), dtype=torch.float32, device=parameter.device)}
+    if not isinstance(optimizer, AdamW8Bit) or not in_blocks(parameter.shape):
+        return {**state, **{name: zeros(parameter) for name in MOMENTS}}
     for name in MOMENTS:
-        state[name] = _zeros(parameter, torch.uint8 if blocks else torch.float32, away)
-        if blocks:
-            state[name + SCALE] = _zeros(parameter[..., ::BLOCK], torch.float32, away)
+        state[name] = zeros(parameter, dtype=torch.uint8)
+        state[name + SCALE] = zeros(parameter[..., ::BLOCK])
     return state
-
-
-def _zeros(like: torch.Tensor, dtype: torch.dtype, on_host: bool) -> torch.Tensor:
-    if not on_host:
-        return torch.zeros_like(like, dtype=dtype, requires_grad=False)
-    pinned = like.device.type == "cuda"
-    return torch.zeros_like(like, dtype=dtype, device="cpu", pin_memory=pinned, requires_grad=False)

@@ -28,8 +28,7 @@ def shares(signed: bool, device: torch.device) -> torch.Tensor:
     """float32[256], ascending from -1 or 0 to 1: each decade has twice as many as the one below."""
     found = [0.0, 1.0]
     for decade in range(DECADES):
-        steps = 1 << (decade if signed else decade + 1)
-        edges = torch.linspace(0.1, 1, steps + 1)
+        edges = torch.linspace(0.1, 1, 1 + (1 << (decade if signed else decade + 1)))
         above = (10.0 ** (decade + 1 - DECADES) * ((edges[:-1] + edges[1:]) / 2)).tolist()
         found += above + [-one for one in above] if signed else above
     return torch.tensor(sorted(found), dtype=torch.float32, device=device)
@@ -47,12 +46,11 @@ def _borders(signed: bool, device: torch.device) -> torch.Tensor:
 
 def quantize(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, *, signed: bool) -> None:
     """Of float32[rows, columns], into what holds them."""
-    blocks = values.unflatten(-1, (-1, BLOCK))
-    largest = blocks.abs().amax(-1).clip_(min=LEAST_SCALE)
-    borders = _borders(signed, values.device)
-    found = torch.bucketize(blocks / largest.unsqueeze(-1), borders, out_int32=True, right=True)
-    codes.copy_(found.flatten(-2))
-    scale.copy_(largest)
+    blocks = values.view(-1, BLOCK)
+    largest = blocks.abs().amax(-1, keepdim=True).clip_(min=LEAST_SCALE)
+    found = torch.bucketize(blocks / largest, _borders(signed, values.device), out_int32=True, right=True)
+    codes.copy_(found.view(codes.shape))
+    scale.copy_(largest.view(scale.shape))
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor, *, signed: bool) -> torch.Tensor:

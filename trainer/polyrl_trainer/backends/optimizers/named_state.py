@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -24,23 +24,15 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     }
 
 
-def expected_state(model: nn.Module, optimizer: torch.optim.Optimizer, stepped: bool) -> dict[str, torch.Tensor]:
-    """What `named_state` gives of this model after a step: meta tensors of the right names, shapes and dtypes."""
-    return _fresh(model, optimizer, lambda one: one.to("meta")) if stepped else {}
-
-
-def room_for_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """For what `named_state` gives after a step, where the optimizer has it."""
-    return _fresh(model, optimizer, lambda one: one)
-
-
-def _fresh(
-    model: nn.Module, optimizer: torch.optim.Optimizer, like: Callable[[torch.Tensor], torch.Tensor]
+def room_for_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, meta: bool = False
 ) -> dict[str, torch.Tensor]:
+    """For what `named_state` gives after a step, where the optimizer has it; with `meta` names, shapes and dtypes
+    alone."""
     return {
         f"{key}/{name}": value
         for name, parameter in trained_parameters(model)
-        for key, value in fresh_state(like(parameter.detach()), optimizer).items()
+        for key, value in fresh_state(parameter.detach().to("meta" if meta else parameter.device), optimizer).items()
     }
 
 
