@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from polyrl.manifest.data import named_rows
-from polyrl.manifest.parts.sources import HUB_ID, MODEL_URI, ROWS_SUFFIXES
+from polyrl.manifest.parts.sources import HUB_ID, MODEL_URI, ROWS_SUFFIXES, no_pattern
 from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault
 
@@ -86,7 +86,7 @@ def _data(file: Path) -> str:
     if not file.name.endswith(ROWS_SUFFIXES):
         return f"{file} is neither {' nor '.join(ROWS_SUFFIXES)}"
     if not file.is_file():
-        return f"{file} is a folder, not a file" if file.is_dir() else f"no such file: {file}"
+        return f"{file} is a folder, not a file" if file.is_dir() else f"no such file: {file}{no_pattern(file.name)}"
     return f"{file} is empty" if file.stat().st_size == 0 else ""
 
 

@@ -245,8 +245,12 @@ def test_rows_that_have_changed_there_come_again(rows: Source, tmp_path: Path, m
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("gone.jsonl", "there is no file memory://"), ("deep", r"memory://.*/deep is a folder; name one of its files")],
-    ids=["gone", "a folder"],
+    [
+        ("gone.jsonl", r"there is no file memory://\S*/gone\.jsonl$"),
+        ("*.jsonl", r"there is no file memory://\S*; a name is no pattern \(\*\): list each file as a path of its own"),
+        ("deep", r"memory://.*/deep is a folder; name one of its files"),
+    ],
+    ids=["gone", "a pattern", "a folder"],
 )
 def test_rows_that_are_not_there_are_one_sentence(
     rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sentence: str

@@ -72,18 +72,32 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
     return float(sum((one[name] - other[name]).square().sum() for name in one)) ** 0.5
 
 
-def test_two_ranks_are_followed_by_four_and_one_with_the_same_bits(tmp_path: Path) -> None:
+AWAY = replace(ENGINE, cpu_offload=CpuOffload.OPTIMIZER)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "engine", "optimizer"),
+    [
+        pytest.param((2, 4, 1), ENGINE, IN_8_BITS, id="2, 4 and 1"),
+        pytest.param((4, 2, 1), AWAY, PLAIN, id="4, 2 and 1, float32 in the host's memory"),
+        pytest.param((1, 2), AWAY, IN_8_BITS, id="1 and 2, in the host's memory"),
+    ],
+)
+def test_ranks_are_followed_by_more_or_fewer_with_the_same_bits(
+    tmp_path: Path, sizes: tuple[int, ...], engine: EngineConfig, optimizer: OptimizerConfig
+) -> None:
     """Before the others, whose group this process leads."""
     folders: list[Path] = []
-    for size in (2, 4, 1):
+    for size in sizes:
         with group(size) as ranks:
-            backend = ranks.learner(WIDE, ENGINE, IN_8_BITS)
+            backend = ranks.learner(WIDE, engine, optimizer)
             if folders:
                 backend.load(folders[-1])
             else:
                 for number in range(3):
                     take_step(backend, [draw_samples(number, 9)])
             folders.append(saved(backend, tmp_path / str(size)))
+            take_step(backend, [draw_samples(3, 9)])
     for before, after in pairwise(folders):
         for file in ("optimizer.safetensors", "model.safetensors"):
             assert_weights_equal(load_file(after / file), load_file(before / file), f"{file} of {after.name}")

@@ -20,6 +20,7 @@ import structlog
 import xxhash
 
 from polyrl.errors import UNDECODABLE, InvalidData
+from polyrl.manifest.parts.sources import no_pattern
 
 if TYPE_CHECKING:
     from polyrl_trainer.checkpoints.bounded_reads import BoundedReads
@@ -68,7 +69,7 @@ def fetch_files(uri: str, cache: Path, wanted: tuple[str, ...] | None, field: st
         package = PACKAGES.get(uri.partition("://")[0], "another package")
         raise InvalidData(f"{field}: {uri} needs {package}, which is not installed here") from error
     except FileNotFoundError as error:
-        raise InvalidData(f"{field}: there is no file {uri}") from error
+        raise InvalidData(f"{field}: there is no file {uri}{no_pattern(uri)}") from error
     except IsADirectoryError as error:
         raise InvalidData(f"{field}: {uri} is a folder; name one of its files") from error
     except Exception as error:

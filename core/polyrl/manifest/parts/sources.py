@@ -73,6 +73,11 @@ class Source:
         return None if self.is_uri else HubPlace(self.path, self.revision)
 
 
+def no_pattern(path: str) -> str:
+    """What to add where there is no file of this name."""
+    return "; a name is no pattern (*): list each file as a path of its own" if "*" in path else ""
+
+
 def summed_up(sources: Sequence[Source]) -> str:
     """All of them in a few words: `s3://models/x and 2 more`. None, where a spec has changed since its pod was made."""
     if not sources:

@@ -238,6 +238,12 @@ def test_rows_that_blocks_do_not_fill_stay_in_float32(name: str, least: float) -
     assert learner_memory(sizes, recipe, tokens=1).optimizer / sizes.parameters == pytest.approx(least, rel=0.01)
 
 
+def test_a_reward_model_has_no_logits() -> None:
+    pairs, rewards = (spec().recipe.model_copy(update={"mode": Mode(mode)}) for mode in ("dpo", "reward-model"))
+    assert learner_memory(HALF, pairs, tokens=9999).logits == 4 * 256 * 2**20
+    assert learner_memory(HALF, rewards, tokens=9999).logits == 0
+
+
 def test_an_entropy_bonus_takes_two_more_chunks_of_logits() -> None:
     plain, bonus = spec().recipe, spec(entropy=0.01).recipe
     assert (
