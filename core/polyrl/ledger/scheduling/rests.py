@@ -25,7 +25,6 @@ until it serves weights again.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from math import inf
 from typing import Final
@@ -34,7 +33,7 @@ from polyrl.ledger.causes import MoveCause, RestPhase
 from polyrl.ledger.events import EngineRests, WakingPutOff
 from polyrl.ledger.measures.rests import Rest
 from polyrl.ledger.scheduling.moves import move
-from polyrl.ledger.scheduling.window import GROUPS_READ, REPLAN_S, waking_pays
+from polyrl.ledger.scheduling.window import REPLAN_S, waking_pays
 from polyrl.ledger.state import LeasedEngine, LedgerState
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Pool, Purpose
@@ -142,9 +141,8 @@ def _order_sleep(transition: Transition, engine: LeasedEngine) -> None:
 def _has_work(state: LedgerState) -> bool:
     """Whether something may be generated with the newest weights; before anything was submitted engines start."""
     newest = state.weights.version
-    some = itertools.islice(state.groups.values(), GROUPS_READ)
-    wanted = any(entry.group.min_version <= newest for entry in some if entry.batch < 0 and not entry.ready)
-    return newest >= 0 and (wanted or not state.seen)
+    begun = state.assignments or state.awaiting_verdict or not state.seen
+    return newest >= 0 and bool(begun or any(state.groups[n].group.min_version <= newest for *_, n in state.queue))
 
 
 def _wakes(transition: Transition, asleep: list[LeasedEngine]) -> bool:

@@ -68,7 +68,7 @@ SHORTEST_CLOSED_S: Final = 0.5
 """The same at least: a trainer that is late is not about to end."""
 
 GROUPS_READ: Final = 512
-"""Groups, evenly taken, from which what is left of a large step is estimated: some 10 ms."""
+"""Open groups, evenly taken, from which what is left of a large step is estimated: some 10 ms."""
 
 _UNFINISHED: Final = (SamplePhase.WAITING, SamplePhase.ASSIGNED)
 
@@ -83,7 +83,7 @@ class _Left(NamedTuple):
     to_learn: int
     """Tokens that will be learned and were not delivered."""
     stride: int
-    """Every how many-th group was read for it."""
+    """Every how many-th open group was read for it."""
 
 
 def follow_trainer(transition: Transition) -> None:
@@ -140,7 +140,7 @@ def holds_back(transition: Transition, wanted: BatchRequest) -> bool:
 
 
 def _generation_pays(state: LedgerState, wanted: BatchRequest, now: float) -> bool:
-    left = _left(state, wanted)
+    left = _left(state, _groups_of(state, wanted), now)
     able = _able(state, now)
     others = _measured_others(able)
     alone = _finish_s(state, others, left, now)
@@ -161,9 +161,10 @@ def waking_pays(transition: Transition, wanted: BatchRequest, asleep: Sequence[L
         return True
     if now < state.learner.rests.next_try_at:
         return False
-    if _needs(state, wanted, asleep, others):
+    step = _groups_of(state, wanted)
+    if _needs(state, _some_open(step, now)[0], asleep, others):
         return True
-    left = _left(state, wanted)
+    left = _left(state, step, now)
     alone = _finish_s(state, others, left, now)
     cost = state.learner.rests.wake_s + state.learner.rests.sleep_s
     return cost + _finish_s(state, [*able, *asleep], left, now) < (1 - LEAST_GAIN) * alone
@@ -184,12 +185,11 @@ def _measured_others(able: Iterable[LeasedEngine]) -> list[LeasedEngine]:
 
 
 def _needs(
-    state: LedgerState, wanted: BatchRequest, these: Sequence[LeasedEngine], others: Sequence[LeasedEngine]
+    state: LedgerState, groups: Iterable[GroupState], these: Sequence[LeasedEngine], others: Sequence[LeasedEngine]
 ) -> bool:
     """Whether the step waits for a sample that none of `others` may ever take, and one of `these` may: it is too long
-    for the others, of a version that they have left behind, or refused. What is read of a large step may miss it; the
-    next look finds it, when others are done."""
-    for entry in _groups_of(state, wanted):
+    for the others, of a version that they have left behind, or refused."""
+    for entry in groups:
         for sample in _unfinished(state, entry):
             about = (entry.group.max_version, context_used(state, sample) + 1, sample.rejected_by)
             if not may_ever_serve(others, *about) and may_ever_serve(these, *about):
@@ -197,27 +197,35 @@ def _needs(
     return False
 
 
-def _groups_of(state: LedgerState, wanted: BatchRequest) -> Iterable[GroupState]:
-    """Those of its step that were not delivered, and what an earlier step left over, which is trained with it; evenly
-    taken of a large step."""
-    for entry in itertools.islice(state.groups.values(), 0, None, _stride(state)):
-        if entry.group.purpose is wanted.purpose and entry.group.step <= wanted.step and entry.batch < 0:
-            yield entry
+def _groups_of(state: LedgerState, wanted: BatchRequest) -> list[GroupState]:
+    """Those of its step that were not delivered, and what an earlier step left over, which is trained with it. All are
+    found before what is kept for a checkpoint is read, of which there may be many times more: that is older."""
+
+    def is_meant(step: int, purpose: Purpose) -> bool:
+        return purpose is wanted.purpose and step <= wanted.step
+
+    count = sum(len(one.ready) + one.open for one in state.steps.values() if is_meant(one.step, one.purpose))
+    live = (entry for entry in reversed(state.groups.values()) if entry.batch < 0)
+    return list(itertools.islice((one for one in live if is_meant(one.group.step, one.group.purpose)), count))
 
 
-def _stride(state: LedgerState) -> int:
-    """Every how many-th group is read."""
-    return len(state.groups) // GROUPS_READ + 1
+def _some_open(groups: Sequence[GroupState], now: float) -> tuple[list[GroupState], int]:
+    """Those that are not ready; of many every so many-th, as said beside them, and other ones at the next look."""
+    still_open = [entry for entry in groups if not entry.ready]
+    stride = len(still_open) // GROUPS_READ + 1
+    return still_open[int(now / REPLAN_S) % stride :: stride], stride
 
 
-def _left(state: LedgerState, wanted: BatchRequest) -> _Left:
-    turns, expected, to_learn, stride = [], 0, 0, _stride(state)
-    for entry in _groups_of(state, wanted):
-        to_learn += entry.tokens if entry.ready else group_tokens(state, entry.group.id)
+def _left(state: LedgerState, groups: Sequence[GroupState], now: float) -> _Left:
+    some, stride = _some_open(groups, now)
+    turns, expected, to_learn = [], 0, 0
+    for entry in some:
+        to_learn += group_tokens(state, entry.group.id)
         for length, budget, tokens in _turns(state, entry):
             turns.append((length, budget))
             expected += tokens
-    return _Left(turns, expected * stride, to_learn=(to_learn + expected) * stride, stride=stride)
+    ready = sum(entry.tokens for entry in groups if entry.ready)
+    return _Left(turns, expected * stride, to_learn=ready + (to_learn + expected) * stride, stride=stride)
 
 
 def _turns(state: LedgerState, entry: GroupState) -> Iterable[tuple[int, int, int]]:

@@ -8,7 +8,7 @@ from polyrl.ledger import Effects
 from polyrl.ledger.causes import MoveCause, RestPhase
 from polyrl.ledger.events import EngineGone, Moved
 from polyrl.ledger.scheduling.rests import GIVE_UP_S, SLEEP_DEADLINE_S, WAKE_DEADLINE_S
-from polyrl.ledger.scheduling.window import opens_in
+from polyrl.ledger.scheduling.window import GROUPS_READ, REPLAN_S, opens_in
 from polyrl.sample import Pool, Purpose
 from polyrl.wire import (
     Asleep,
@@ -27,6 +27,7 @@ from polyrl.wire import (
     WakeUp,
     WeightsLoaded,
     Withdraw,
+    pack_ids,
 )
 from polyrl_rollout.testing.stage import Stage, sent
 
@@ -470,3 +471,66 @@ def test_who_waits_for_the_window_counts_the_seconds_to_wake() -> None:
     asleep = opens_in(stage.ledger.state, engine, stage.now)
     engine.rest.phase = RestPhase.AWAKE
     assert asleep - opens_in(stage.ledger.state, engine, stage.now) == pytest.approx(7.0)
+
+
+def keeping(kept: int, context: int = 4096) -> Stage:
+    """The engine sleeps, so many groups are kept until a checkpoint contains them, and two others generate."""
+    stage = Stage()
+    stage.trainer(TrainerHello(1, -1, trainer="t", covers=True))
+    stage.engine("r", Pool.RESERVED, sleeps=True, max_running=1024, kv_tokens=10**7)
+    stage.submit(kept)
+    while stage.ledger.state.assignments:
+        stage.finish_all()
+        stage.pass_time(0.1)
+    stage.ask(kept, 10**6, alone=True)
+    (batch,) = sent(stage.agent("r", Asleep(1.0)), Batch)
+    stage.acknowledge(batch.number)
+    for name in ("s0", "s1") if context else ():
+        stage.engine(name, max_context=context)
+        stage.ledger.state.engines[name].step_scale = 0.02
+    stage.ledger.state.learner.rests.wake_s = 1000.0
+    return stage
+
+
+def test_what_is_kept_for_a_checkpoint_hides_nothing_that_waits() -> None:
+    """Looked for among the first 512 groups, of which all were trained, nothing was found to wake for."""
+    stage = keeping(512, context=0)
+    stage.submit(4, step=1)
+    assert sent(stage.ask(step=1, alone=True), WakeUp)
+
+
+@pytest.mark.parametrize("waiting", range(2))
+def test_what_is_kept_for_a_checkpoint_hides_nothing_that_only_it_can_hold(waiting: int) -> None:
+    """Every second group was read of so many, and of a step of one group it was the other one, for ever."""
+    stage = keeping(600 + waiting, context=10)
+    stage.submit(1, step=1)
+    assert sent(stage.ask(step=1, alone=True), WakeUp)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_of_a_large_step_another_part_is_read_at_each_look(place: int) -> None:
+    """The first or the last group is the one that only it can hold."""
+    stage = keeping(1, context=20)
+    for length in (30, 10) if place else (10, 30):
+        stage.submit(1 if length == 30 else 2 * GROUPS_READ - 1, step=1, prompt_ids=pack_ids([9] * length))
+    woken = sent(stage.ask(step=1, alone=True), WakeUp)
+    assert woken or sent(stage.pass_time(REPLAN_S), WakeUp)
+
+
+def test_of_a_large_step_that_is_ready_for_the_most_part_what_is_left_is_found() -> None:
+    """Its end was read with the same stride as what was ready."""
+    stage = keeping(1)
+    for name in ("s0", "s1"):
+        stage.engine(name, max_running=1024, kv_tokens=10**7)
+    stage.submit(2 * GROUPS_READ + 1, step=1)
+    last = f"{stage.ledger.state.next_group - 1}.0"
+    while stage.ledger.state.queue or len(stage.ledger.state.assignments) > 1:
+        for number, assignment in tuple(stage.ledger.state.assignments.items()):
+            if assignment.sample != last:
+                stage.tokens(assignment.engine, number, [5, 2], "stop")
+                stage.score(assignment.sample)
+        stage.pass_time(0.01)
+    stage.ledger.state.learner.rests.wake_s = 1.0
+    for name in ("s0", "s1"):
+        stage.ledger.state.engines[name].step_scale = 50.0
+    assert sent(stage.ask(2 * GROUPS_READ + 1, 10**5, step=1, alone=True), WakeUp)
