@@ -216,9 +216,12 @@ def pause_departed(transition: Transition, departure: Departure, step: int) -> N
 
 
 def resume_pause(transition: Transition, name: str) -> None:
-    """An engine that departed pauses to the end, whether it has greeted anew meanwhile or not."""
-    departed = transition.state.usage.departed.get(name)
-    if departed is not None and departed.until > transition.now and name in transition.state.engines:
+    """An engine that departed pauses to the end, whether it has greeted anew meanwhile or not; one that pauses as long
+    already does so, however often it greets."""
+    departed, engine = transition.state.usage.departed.get(name), transition.state.engines.get(name)
+    if departed is None or engine is None or departed.until <= transition.now:
+        return
+    if engine.quarantined_until < departed.until:
         event = EngineQuarantined(name, departed.until, cause=QuarantineCause.DEPARTED, at=transition.now)
         transition.record(event)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from polyrl.ledger import LedgerConfig
-from polyrl.ledger.events import EngineDeparted
+from polyrl.ledger.events import EngineDeparted, EngineQuarantined
 from polyrl.ledger.measures.departures import MAX_PAUSE_S, PAUSE_S, departures
 from polyrl.sample import Pool
 from polyrl.status import EngineState
@@ -127,3 +127,14 @@ def test_one_that_is_gone_is_named_as_well() -> None:
     stage.agent("d", Deregister("test"))
     report(stage, 1, *HONEST, row("d", 2.5))
     assert stage.ledger.state.usage.departed["d"].times == 1
+
+
+def test_however_often_it_greets_its_pause_is_written_down_once() -> None:
+    """Each greeting was an entry of the history, which is never deleted."""
+    stage = fleet()
+    report(stage, 1, *HONEST, row("d", 2.5))
+    for _ in range(5):
+        stage.now += 0.1
+        stage.engine("d")
+    assert sum(isinstance(event, EngineQuarantined) for event in stage.events) == 1
+    assert paused_s(stage, "d") == pytest.approx(PAUSE_S - 0.5)
