@@ -79,6 +79,9 @@ class Fleet:
         """An engine beside the trainer's own that took work when somebody looked last, see `cost`."""
         self.absence_noticed = False
         """Since the last tick it was seen that we had been away, see `leases`."""
+        self.kept: dict[int, tuple[str, float]] = {}
+        """By group that waits for KV room: the engine that is kept for it, and until when others may use that, see
+        `keeping`."""
         self.last_offer: object = None
         """What the queue was last looked through for, see `moves.end_unservable`."""
 

@@ -225,6 +225,16 @@ def held_assignments_restarted(patch: Patch) -> None:
     patch.setattr(agents, "_reconcile_held", reconcile)
 
 
+def head_keeps_everything(patch: Patch) -> None:
+    """What waits for KV room keeps every engine that serves it from all that waits behind it."""
+
+    def leaves(room: Any, engine: Any, request: Any, costs: Any) -> bool:
+        before = (one for one in room._in_vain if one.context <= engine.capacity.max_context)
+        return not any(one.low <= engine.version <= one.high for one in before)
+
+    patch.setattr(placement.Room, "_leaves", leaves)
+
+
 MUTANTS: Final = (
     Mutant(short_contexts_overfilled, "I4", 5),
     Mutant(drains_kept_to_itself, "I8", 0),
@@ -251,4 +261,5 @@ MUTANTS: Final = (
     Mutant(window_never_opens, "I5", 1),
     Mutant(reserved_engines_idle, "I5", 26),
     Mutant(held_assignments_restarted, "I7", 14),
+    Mutant(head_keeps_everything, "I5", 0),
 )

@@ -8,8 +8,9 @@ room, the sample waits for it as long as
 so it never takes twice as long as it would have by going elsewhere at once, and among engines that are alike waiting
 never costs more than reading again would have. Likewise it waits for the reserved window.
 
-Order is priority, then age of the group. A sample that finds no room keeps the engines that fit it: nothing behind it
-gets their last KV room, or a long prompt would starve; engines that could never take it are open to all others.
+Order is priority, then age of the group. A group that finds no room keeps one engine, where room comes free first (see
+`keeping`): nothing behind it gets what would be in its way there, or a long prompt would starve. All other engines are
+open to what waits behind.
 What an engine runs that gives no sign of life takes its turn in the same order, and leaves for an engine with room as
 soon as staying costs more.
 
@@ -41,6 +42,7 @@ from polyrl.ledger.scheduling.cost import (
     sibling_engines,
     takes_back,
 )
+from polyrl.ledger.scheduling.keeping import Keeping
 from polyrl.ledger.scheduling.moves import move
 from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, SamplePhase, assign_message
 from polyrl.ledger.transition import Transition
@@ -91,55 +93,77 @@ class Room:
     """Engines with a free slot during one pass over the queue."""
 
     def __init__(self, transition: Transition) -> None:
-        self._transition = transition
+        self._transition, self._keeping = transition, Keeping(transition)
         self.asks = 0
         """Samples for which engines were asked."""
-        self._kept: dict[tuple[int, int, tuple[str, ...]], int] = {}
-        """(low, high, refused by) of samples that found no room, and the least context: what fits them takes nothing
-        behind them."""
+        self._lacking: list[LeasedEngine] = []
+        """Engines with a slot that did not fit when they were asked last."""
+        self._in_vain: list[PlacementRequest] = []
+        """Samples that found no room, none of them needing more than one before it."""
 
-    def candidates(self, request: PlacementRequest, known: Iterable[str]) -> Iterator[LeasedEngine]:
+    def candidates(self, request: PlacementRequest, known: Iterable[str], costs: Costs) -> Iterator[LeasedEngine]:
         """Engines worth asking: those that have read something of it (`known`), one that was idle for long, and of all
         others that fit it the CANDIDATES that are fastest with one more sample."""
-        if self._is_kept_from(request):
+        if self._is_in_vain(request):
             return
         self.asks += 1
         state, found = self._transition.state, set[str]()
         near = [state.engines[name] for name in (*known, request.prefix) if name in state.engines]
         idle = itertools.islice(self._transition.fleet.idle(), TRIALS)
         for engine in (*near, *idle):
-            if engine.name not in found and self._takes(engine, request):
+            if engine.name not in found and self._takes(engine, request) and self._leaves(engine, request, costs):
                 found.add(engine.name)
                 yield engine
         own = state.window_open or not others_can(self._transition, request.low, request.high)
-        asked = self._transition.fleet.asked(ASKED, with_own=own)
-        asked = (e for e in asked if fits(e, request, self._transition.now))
-        able = (engine for engine in asked if engine.name not in found and self._takes(engine, request))
-        yield from itertools.islice(able, CANDIDATES)
+        asked = self._fitting(self._transition.fleet.asked(ASKED, with_own=own), request)
+        able = (one for one in asked if one.name not in found and self._takes(one, request))
+        yield from itertools.islice((one for one in able if self._leaves(one, request, costs)), CANDIDATES)
 
-    def keep(self, request: PlacementRequest) -> None:
-        """`request` found no room: the engines that fit it take nothing behind it."""
-        kind = (request.low, request.high, request.rejected_by)
-        self._kept[kind] = min(request.context, self._kept.get(kind, request.context))
+    def keep(self, request: PlacementRequest, costs: Costs) -> None:
+        """`request` found no room: an engine is kept for its group, where there is one."""
+        if not self._is_in_vain(request):
+            self._in_vain.append(request)
+        lacking = (one for one in self._lacking if request.context <= one.capacity.max_context)
+        self._keeping.keep(request, (one for one in lacking if self._takes(one, request)), costs)
+
+    def found(self, request: PlacementRequest) -> None:
+        """`request` has room."""
+        self._keeping.found(request)
+
+    def leaves(self, engine: LeasedEngine, seconds: float) -> bool:
+        """Whether nothing before in the queue keeps an engine from what costs so many seconds there."""
+        return self._keeping.leaves(engine, seconds)
 
     def is_unclaimed(self, engine: LeasedEngine) -> bool:
-        """Whether nothing in the queue could use it: what runs elsewhere may move there."""
-        return all(
-            engine.capacity.max_context < context
-            for (low, high, refused), context in self._kept.items()
-            if low <= engine.version <= high and engine.name not in refused
-        )
+        """Whether nothing in the queue has it kept: what runs elsewhere may move there."""
+        return not self._keeping.keeps(engine)
+
+    def _leaves(self, engine: LeasedEngine, request: PlacementRequest, costs: Costs) -> bool:
+        return self.is_unclaimed(engine) or self.leaves(engine, costs.on(engine, request, has_sibling=False))
 
     def _takes(self, engine: LeasedEngine, request: PlacementRequest) -> bool:
-        able = has_slot(engine, self._transition.now) and self.is_unclaimed(engine)
+        able = has_slot(engine, self._transition.now)
         able = able and takes_back(self._transition.state, engine, request, self._transition.now)
         return able and may_generate(self._transition, engine, request.low, request.high)
 
-    def _is_kept_from(self, request: PlacementRequest) -> bool:
-        """Whether every engine that fits it also fits one that waits before it."""
+    def _fitting(self, engines: Iterable[LeasedEngine], request: PlacementRequest) -> Iterator[LeasedEngine]:
+        self._lacking.clear()
+        for engine in engines:
+            if fits(engine, request, self._transition.now):
+                yield engine
+            else:
+                self._lacking.append(engine)
+
+    def _is_in_vain(self, request: PlacementRequest) -> bool:
+        """Whether it needs no less than one that found no room."""
         return any(
-            low <= request.low and request.high <= high and context <= request.context and not refused
-            for (low, high, refused), context in self._kept.items()
+            one.low <= request.low
+            and request.high <= one.high
+            and one.context <= request.context
+            and one.size <= request.size
+            and one.expected <= request.expected
+            and not one.rejected_by
+            for one in self._in_vain
         )
 
 
@@ -258,7 +282,7 @@ class _Group:
                 before = request
                 self._ask(request)
             if not self._offers:
-                self._room.keep(request)
+                self._room.keep(request, self._costs)
                 self._try_again(request)
                 continue
             best = min(self._offers, key=self._offers.__getitem__)
@@ -295,18 +319,19 @@ class _Group:
 
     def _ask(self, request: PlacementRequest) -> None:
         self._offers.clear()
-        for engine in self._room.candidates(request, self._siblings):
+        for engine in self._room.candidates(request, self._siblings, self._costs):
             self._offer(request, engine)
 
     def _offer(self, request: PlacementRequest, engine: LeasedEngine) -> None:
-        if not fits(engine, request, self._transition.now):
+        seconds = self._costs.on(engine, request, has_sibling=engine.name in self._siblings)
+        if not (fits(engine, request, self._transition.now) and self._room.leaves(engine, seconds)):
             self._offers.pop(engine.name, None)
             return
-        seconds = self._costs.on(engine, request, has_sibling=engine.name in self._siblings)
         load = engine.occupied / engine.capacity.max_running
         self._offers[engine.name] = (engine.name == request.avoid, seconds, load)
 
     def _give(self, name: str, request: PlacementRequest, engine: LeasedEngine) -> None:
+        self._room.found(request)
         unread = request.unread(engine, has_sibling=engine.name in self._siblings)
         assign(self._transition, name, engine, reading=unread)
         self._siblings[engine.name] = None

@@ -1,7 +1,8 @@
 """Work conservation: no engine that could do something idles beside what waits, or runs far more slowly elsewhere (I5).
 
 It counts only what no policy could mind: the engine is sound, heard of, not the trainer's, the whole budget fits, and
-what was last measured of it is not many times slower than others.
+what was last measured of it is not many times slower than others. Each group that waits before another one may have an
+engine kept for it: beyond that all of them are for what waits behind.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class WorkConservation:
         awaited = [one for one in state.engines.values() if one.pool is Pool.RESERVED and not state.window_open]
         self._room_since = {
             (engine.name, number): room.get((engine.name, number), now)
-            for *_, number in state.queue[:1]
+            for *_, number in state.queue[: len(able)]
             for engine in able
             if not _is_far_slower(engine, [*able, *awaited])
             and self._takes(state, engine, number, _waiting(state, number))
@@ -68,9 +69,15 @@ class WorkConservation:
             for engine in able
             if self._is_far_better(state, engine, one)
         }
-        for (name, number), since in self._room_since.items():
-            if now - since > IDLE_S + _hold_s(state, state.engines[name], number):
-                return f"group {number} waits, {name} has had room for it for {now - since:.1f} s"
+        for place, (*_, number) in enumerate(state.queue[: len(able)]):
+            long = [
+                (name, now - since)
+                for (name, group), since in self._room_since.items()
+                if group == number and now - since > IDLE_S + _hold_s(state, state.engines[name], number)
+            ]
+            if len(long) > place:
+                engines = ", ".join(f"{name} for {seconds:.1f} s" for name, seconds in long)
+                return f"group {number} waits behind {place} others, and there has been room for it: {engines}"
         for (number, name), since in self._slow_since.items():
             if now - since > SLOW_S:
                 one = state.assignments[number]
