@@ -134,8 +134,8 @@ SUBMIT_BYTES: Final = 8 << 20
 """Prompts that one Submit carries at most, unless a single one is longer: what a manager decodes at once."""
 
 SUBMIT_SAMPLES: Final = 1024
-"""Samples that one Submit asks for at most, unless a single group is larger: a manager of 2,000 engines takes so many in
-50 to 80 ms, most of them for the placing that follows; it took 16,384 in 190 ms, and heard nobody meanwhile."""
+"""Samples that one Submit asks for at most, unless a single group is larger: a manager of 2,000 engines takes so many
+in 50 to 80 ms, most of them for the placing that follows; it took 16,384 in 190 ms, and heard nobody meanwhile."""
 
 
 _encoder = msgspec.msgpack.Encoder()

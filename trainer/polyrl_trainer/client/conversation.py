@@ -35,8 +35,8 @@ class RequestRefused(RunFailed):
 
 
 def submissions(groups: Sequence[Group]) -> Iterator[tuple[Group, ...]]:
-    """The same groups in order, in parts of at most `wire.SUBMIT_BYTES` of prompts and `wire.SUBMIT_SAMPLES` each. Raises
-    RequestRefused for a prompt that would break the connection; the manager refuses what else cannot be."""
+    """The same groups in order, in parts of at most `wire.SUBMIT_BYTES` of prompts and `wire.SUBMIT_SAMPLES` each.
+    Raises RequestRefused for a prompt that would break the connection; the manager refuses what else cannot be."""
     for group in groups:
         tokens = len(group.prompt_ids) // 4
         if tokens > wire.MAX_SAMPLE_TOKENS:
