@@ -84,10 +84,7 @@ class Agent:
         self._versions = Versions(engine, puller, staging, self._switch, self._send, self.engine_failed)
         self._rest = RestOrders(engine.sleeps)
         self._sleeper = Sleeper(
-            self._rest,
-            sleep=self._fall_asleep,
-            begin_waking=lambda: self.spawn(self._wake()),
-            say_awake=self._say_awake,
+            self._rest, sleep=self._fall_asleep, begin_waking=self._begin_waking, confirm_awake=self._confirm_awake
         )
         self._changing = asyncio.Lock()
         """Held by who changes the engine's weights or memory."""
@@ -217,15 +214,9 @@ class Agent:
         while True:
             welcome, begun = self._protocol.welcome, self._loop.time()
             await asyncio.sleep(welcome.beat_s if welcome else UNHEARD_S)
-            if welcome and self._rest.able:
-                self._doubt_lease(self._loop.time() - begun, welcome.lease_s)
+            if welcome and self._rest.able and (silent_s := self._loop.time() - begun) > welcome.lease_s:
+                self.manager.doubt_lease(silent_s)
             self._send(self._heartbeat())
-
-    def _doubt_lease(self, silent_s: float, lease_s: float) -> None:
-        """Who was frozen finds orders of a lease that may be over: it reads none of them, and greets."""
-        if silent_s > lease_s and self.manager.link is not None:
-            self._protocol.disconnect()
-            self.manager.link.fail(f"this process stood still for {silent_s:.1f} s, and its lease may be over")
 
     def _flush(self, *, everything: bool) -> None:
         link, welcome = self.manager.link, self._protocol.welcome
@@ -376,6 +367,9 @@ class Agent:
         await self._close_engine()
         self.engine_failed(error)
 
+    def _begin_waking(self) -> None:
+        self.spawn(self._wake())
+
     async def _wake(self) -> None:
         """With the newest weights that are here; without any the first ones start it."""
         begun = self._loop.time()
@@ -390,7 +384,7 @@ class Agent:
                 await self._change_to(self._newest)
                 log.info("awake", seconds=round(self._loop.time() - begun, 3), version=self._engine.version)
 
-    def _say_awake(self) -> None:
+    def _confirm_awake(self) -> None:
         """Unless it loads just now, and will say so."""
         version = self._engine.version
         if version != NO_VERSION and not self._switching:

@@ -116,6 +116,12 @@ class Conversation:
         with contextlib.suppress(LinkDown):  # `receive` raises it as well
             self.link.send(message)
 
+    def doubt_lease(self, silent_s: float) -> None:
+        """Who was frozen finds orders of a lease that may be over: it reads none of them, and greets."""
+        if self.link is not None:
+            self._protocol.disconnect()
+            self.link.fail(f"this process stood still for {silent_s:.1f} s, and its lease may be over")
+
     def partition(self, inward: bool = True, outward: bool = True) -> None:
         """An injected fault: the manager does not reach us, or cannot be reached, or both; a new link needs both."""
         if self._loop.time() - self._early_heal_at < EARLY_HEAL_S:

@@ -50,12 +50,12 @@ class Sleeper:
         *,
         sleep: Callable[[GoToSleep], Awaitable[None]],
         begin_waking: Callable[[], None],
-        say_awake: Callable[[], None],
+        confirm_awake: Callable[[], None],
     ) -> None:
         """`sleep` gives memory back by the order's deadline, or ends the agent; `begin_waking` begins to take it;
-        `say_awake` answers an order to wake of one that is awake."""
+        `confirm_awake` answers an order to wake of one that is awake."""
         self._orders, self._sleep = orders, sleep
-        self._begin_waking, self._say_awake = begin_waking, say_awake
+        self._begin_waking, self._confirm_awake = begin_waking, confirm_awake
         self._ordered = asyncio.Event()
 
     def order(self, order: GoToSleep | WakeUp) -> None:
@@ -74,4 +74,4 @@ class Sleeper:
                 case WakeUp() if self._orders.asleep:
                     self._begin_waking()
                 case WakeUp():
-                    self._say_awake()
+                    self._confirm_awake()

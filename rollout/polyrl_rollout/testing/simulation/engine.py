@@ -15,7 +15,6 @@ import numpy as np
 from polyrl.sample import Finish, Pool
 from polyrl.wire import (
     Announce,
-    Asleep,
     Assign,
     Cancel,
     Deltas,
@@ -39,8 +38,8 @@ from polyrl.wire import (
     Welcome,
 )
 from polyrl_rollout.agent.protocol import AgentProtocol, Stream
-from polyrl_rollout.agent.rest import RestOrders
 from polyrl_rollout.engines.port import TokenChunk
+from polyrl_rollout.testing.rests import Rests
 from polyrl_rollout.testing.simulation.invariants import Violation
 from polyrl_rollout.testing.simulation.model import receipt_of
 from polyrl_rollout.testing.simulation.schedule import SLOWNESS, EnginePlan
@@ -81,8 +80,8 @@ class SimulatedEngine:
         """Whether a frame of this process may ever have been lost."""
         self.sleepless_until = 0.0
         """So long it does not get to sleep."""
-        self._rests = _Rests(world, self)
-        self._beat_at = world.now
+        self._rests = Rests(world, self)
+        self._heartbeat_at = world.now
         world.watcher.work.started(name, self._step_s)
         world.held.started(name, self._step_s)
         self._connect()
@@ -256,7 +255,7 @@ class SimulatedEngine:
         """Its last greeting was answered."""
         return self._protocol.welcome is not None
 
-    def say_awake(self) -> None:
+    def confirm_awake(self) -> None:
         """What it serves, if it does not load just now."""
         if self.version >= 0 and not self._loading:
             self._send_loaded(0.0)
@@ -338,7 +337,7 @@ class SimulatedEngine:
 
     def _doubt_lease(self) -> None:
         """One that shares devices reads nothing that came while it was frozen."""
-        silent_s, self._beat_at = self.world.now - self._beat_at, self.world.now
+        silent_s, self._heartbeat_at = self.world.now - self._heartbeat_at, self.world.now
         welcome = self._protocol.welcome
         if self._rests.orders.able and welcome is not None and silent_s > welcome.lease_s:
             self.partition()
@@ -432,78 +431,6 @@ class SimulatedEngine:
             self.lies[kind] = left - 1
             self._has_lied = True
         return left > 0
-
-
-class _Rests:
-    """Of an engine whose memory the learner needs at times."""
-
-    def __init__(self, world: World, engine: SimulatedEngine) -> None:
-        self.orders = RestOrders(engine.plan.sleep_s > 0)
-        self._world, self._engine = world, engine
-        self._falls: GoToSleep | None = None
-        self._busy = False
-        """It falls asleep, by the order above, or wakes."""
-        self._staged = -1
-        if self.orders.able:
-            world.rests(engine.name, asleep=True)
-
-    def order(self, order: GoToSleep | WakeUp) -> None:
-        """What the manager wants; what is under way ends first."""
-        self.orders.order(order)
-        self._follow()
-
-    def keeps(self, version: int) -> bool:
-        """Whether a version that has come is loaded when the engine wakes."""
-        if not self.orders.able or not (self.orders.asleep or self._busy):
-            return False
-        self._staged = max(self._staged, version)
-        return True
-
-    def _follow(self) -> None:
-        if self._busy or not self._engine.alive:
-            return
-        match self.orders.take():
-            case GoToSleep() as order if self.orders.asleep:
-                self._engine.send(Asleep(0.0, order.order))
-            case GoToSleep() as order:
-                self._begin(order)
-                self._staged = max(self._staged, self._engine.version)
-                self._engine.rest()
-            case WakeUp() if self.orders.asleep:
-                self._world.after(self._engine.plan.sleep_s, self._wake)
-            case WakeUp():
-                self._engine.say_awake()
-
-    def _begin(self, falls: GoToSleep | None) -> None:
-        self._busy, self._falls = True, falls
-        self._world.after(self._engine.plan.sleep_s, self._end)
-
-    def _wake(self) -> None:
-        """Versions on their way are here; meanwhile another order may have come, or the lease may have ended."""
-        engine, now = self._engine, self._world.now
-        if engine.alive and now < engine.frozen_until:
-            self._world.at(engine.frozen_until, self._wake)
-        elif engine.alive and not self._busy and self.orders.asleep and self.orders.is_wanted and engine.is_welcome:
-            self.orders.asleep = False
-            self._world.rests(engine.name, asleep=False)
-            self._begin(None)
-
-    def _end(self) -> None:
-        engine, now = self._engine, self._world.now
-        hangs_until = max(engine.frozen_until, engine.sleepless_until if self._falls else 0.0)
-        if engine.alive and now < hangs_until:
-            self._world.at(hangs_until, self._end)
-            return
-        if not engine.alive:
-            return
-        self._busy = False
-        if self._falls:
-            self.orders.asleep = True
-            self._world.rests(engine.name, asleep=True)
-            engine.send(Asleep(engine.plan.sleep_s, self._falls.order))
-        else:
-            engine.rise(self._staged)
-        self._follow()
 
 
 _HANDLERS: Final[dict[type, Callable[[SimulatedEngine, Any], None]]] = {

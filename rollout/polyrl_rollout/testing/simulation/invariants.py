@@ -30,10 +30,8 @@ from polyrl.ledger.apply import apply
 from polyrl.ledger.audit.audit import Audit
 from polyrl.ledger.audit.history import HistoryEntry, HistoryProjection, ManagerStarted
 from polyrl.ledger.batching import passes
-from polyrl.ledger.causes import RestPhase
 from polyrl.ledger.events import AnyEvent
 from polyrl.ledger.journal import decode_state, encode_state
-from polyrl.ledger.scheduling.rests import GIVE_UP_S
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import DiscardReason, Group, Purpose, Response, Scored, sample_id
 from polyrl.wire import (
@@ -59,6 +57,7 @@ from polyrl.wire import (
 from polyrl_rollout.testing.simulation.manager import lost_by_restart
 from polyrl_rollout.testing.simulation.model import ENVIRONMENT_BASE, STOP_TOKEN, Model, logprobs_of
 from polyrl_rollout.testing.simulation.schedule import Schedule
+from polyrl_rollout.testing.watches.leases import overdue_lease
 from polyrl_rollout.testing.watches.work_conservation import WorkConservation
 
 SLACK_S: Final = 0.11
@@ -436,14 +435,9 @@ class Watcher:
             raise Violation(now, "I10", "the events give another state than the live one")
 
     def _check_leases(self, now: float) -> None:
-        lease = self._ledger.state.config.gone_s
-        for name, engine in self._ledger.state.engines.items():
-            silent_s = now - max(self._last_seen.get(name, now), self._deaf_until) - SLACK_S
-            # One that may hold the learner's devices is counted on for so long again after it is ordered to sleep.
-            shares = engine.rest.able and engine.rest.phase is not RestPhase.ASLEEP
-            if silent_s > (2 * GIVE_UP_S if shares else lease) or (silent_s > lease and engine.running):
-                what = "runs samples" if engine.running else "has a lease"
-                raise Violation(now, "I8", f"{name} was last heard {now - self._last_seen[name]:.2f} s ago and {what}")
+        wrong = overdue_lease(self._ledger.state, self._last_seen, self._deaf_until, now - SLACK_S)
+        if wrong:
+            raise Violation(now, "I8", wrong)
 
     def _check_work(self, now: float) -> None:
         deaf, seen = now < self._deaf_until, self._last_seen

@@ -60,7 +60,7 @@ async def test_an_order_to_wake_is_answered_by_one_that_is_awake_too(*, asleep: 
         orders,
         sleep=sleep,
         begin_waking=lambda: happened.put_nowait("wakes"),
-        say_awake=lambda: happened.put_nowait("says so"),
+        confirm_awake=lambda: happened.put_nowait("says so"),
     )
     running = asyncio.create_task(sleeper.run())
     sleeper.order(WAKE)
