@@ -261,5 +261,5 @@ MUTANTS: Final = (
     Mutant(window_never_opens, "I5", 1),
     Mutant(reserved_engines_idle, "I5", 26),
     Mutant(held_assignments_restarted, "I7", 14),
-    Mutant(head_keeps_everything, "I5", 0),
+    Mutant(head_keeps_everything, "I5", 104),
 )

@@ -12,6 +12,7 @@ expected: so whatever is expected wrongly, nothing new comes there from then on,
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable
 from math import inf
 from typing import Final
@@ -20,6 +21,9 @@ from polyrl.ledger import speed
 from polyrl.ledger.scheduling.cost import Costs, PlacementRequest, kv_room, serves
 from polyrl.ledger.state import LeasedEngine
 from polyrl.ledger.transition import Transition
+
+LOOKED_AT: Final = 16
+"""Engines that lack room of which the roomiest are compared."""
 
 COMPARED: Final = 4
 """Engines of which it is looked up when room comes free there, those that lack least: each runs up to hundreds."""
@@ -49,11 +53,11 @@ class Keeping:
         return self._transition.now + seconds <= self._until.get(engine.name, inf)
 
     def keep(self, request: PlacementRequest, lacking: Iterable[LeasedEngine], costs: Costs) -> None:
-        """`request` found no room; `lacking`: engines that may take it, but for their KV room."""
+        """`request` found no room; `lacking`: engines that may take it, but for their KV room, and that nobody keeps."""
         known = self._chosen.get(request.group)
         if known is None or not self._is_sound(known[0], request):
             self._chosen.pop(request.group, None)
-            free = [] if self._choices >= CHOSEN_AT_ONCE else [one for one in lacking if not self.keeps(one)]
+            free = list(itertools.islice(lacking, LOOKED_AT if self._choices < CHOSEN_AT_ONCE else 0))
             if not free:
                 return  # it waits behind those that have them kept
             self._choices += 1

@@ -123,7 +123,8 @@ class Room:
         """`request` found no room: an engine is kept for its group, where there is one."""
         if not self._is_in_vain(request):
             self._in_vain.append(request)
-        lacking = (one for one in self._lacking if request.context <= one.capacity.max_context)
+        free = (one for one in self._lacking if self.is_unclaimed(one))
+        lacking = (one for one in free if request.context <= one.capacity.max_context)
         self._keeping.keep(request, (one for one in lacking if self._takes(one, request)), costs)
 
     def found(self, request: PlacementRequest) -> None:
@@ -175,7 +176,7 @@ def place(transition: Transition) -> Room:
     if not (state.queue or silent) or not transition.fleet.roomy_engines:
         return room
     costs, wanted, placed = Costs(transition), steps_wanted(state), state.next_assignment
-    sitting, tries = 0, _Tries(transition)
+    sitting, tries = 0, _Tries(transition, room)
     for number in _in_turn(state, silent):
         if not transition.fleet.roomy_engines:
             break
@@ -215,8 +216,8 @@ def _in_turn(state: LedgerState, silent: dict[int, list[int]]) -> Iterator[int]:
 class _Tries:
     """Bounds the groups that are looked at in vain: all of a long queue that fits nowhere would be, at every event."""
 
-    def __init__(self, transition: Transition) -> None:
-        self._transition, self._in_vain, self._whole = transition, 0, False
+    def __init__(self, transition: Transition, room: Room) -> None:
+        self._transition, self._room, self._in_vain, self._whole = transition, room, 0, False
 
     def count(self, placed: bool) -> None:
         """One group was looked at."""
@@ -231,7 +232,7 @@ class _Tries:
         if not self._whole and now >= until:
             self._whole, fleet.whole_pass_at = True, now
         if self._whole:
-            return self._in_vain >= TRIED_GROUPS
+            return self._in_vain >= TRIED_GROUPS or self._room.asks >= ASKS_AT_ONCE
         # Not the very next instant: a clock that is set a rounding error short of it would never come to it.
         until = max(until, now + SHORTEST_HOLD_S)
         if self._transition.state.due > until:

@@ -51,6 +51,7 @@ CARRIED_SHARE: Final = 0.7
 ALONE_SHARE: Final = 0.25
 LEARNER_SHARE: Final = 0.15
 FLOOD_SHARE: Final = 0.1
+SCARCE_SHARE: Final = 0.05
 """Shares of the schedules with these; drawn apart as well."""
 
 OTHER_FAULTS: Final = (
@@ -174,7 +175,7 @@ def draw_schedule(seed: int) -> Schedule:
     )
     worse = _with_old_checkpoints(_with_rejecters(_with_long_prompts(_with_usual(schedule))))
     usual = _with_sleepers(_with_carried(_with_ahead(_with_lost_journals(worse))))
-    return _with_floods(_with_slow_learners(usual))
+    return _with_scarce_room(_with_floods(_with_slow_learners(usual)))
 
 
 def _with_usual(schedule: Schedule) -> Schedule:
@@ -299,6 +300,25 @@ def _with_floods(schedule: Schedule) -> Schedule:
     ]
     faults = tuple(sorted([*schedule.faults, *floods], key=lambda fault: fault.at))
     return msgspec.structs.replace(schedule, faults=faults)
+
+
+def _with_scarce_room(schedule: Schedule) -> Schedule:
+    """The same with engines alike that have KV room for one long prompt and a few short ones."""
+    rng = Random(f"scarce/{schedule.seed}")
+    if rng.random() >= SCARCE_SHARE:
+        return schedule
+    alike = EnginePlan(False, 4, kv_tokens=1200, step_s=rng.choice((0.2, 0.4)), load_s=0.2)
+    return msgspec.structs.replace(
+        schedule,
+        engines=(schedule.engines[0], *[alike] * rng.randint(2, 4)),
+        groups=schedule.mini_batches * rng.randint(6, 12),
+        n=1,
+        max_new_tokens=rng.randint(100, 150),
+        mean_turn=100,
+        max_turns=1,
+        max_tokens=10_000,
+        longest_prompt=800,
+    )
 
 
 def _with_short_contexts(schedule: Schedule) -> Schedule:
