@@ -312,7 +312,7 @@ class Counters(msgspec.Struct):
     discarded: dict[str, int] = msgspec.field(default_factory=dict)
     tokens_accepted: int = 0
     tokens_in_vain: int = 0
-    """Received for assignments that were over: generated again elsewhere."""
+    """Received for assignments that were over, or dropped for what a returning engine holds: generated twice."""
     tokens_repeated: int = 0
     """Received twice: sent again after a reconnect."""
     delta_frames: int = 0

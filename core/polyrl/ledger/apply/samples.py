@@ -179,7 +179,10 @@ def apply_reclaimed(state: LedgerState, event: events.Reclaimed) -> None:
         _end_assignment(state, sample.assignment, event.at)
     else:
         _unqueue_sample(state, sample)
-    sample.generated -= sample.length - event.length  # within a turn all of it is generated
+    dropped = sample.length - event.length
+    sample.generated -= dropped  # within a turn all of it is generated
+    state.counters.tokens_accepted -= dropped
+    state.counters.tokens_in_vain += dropped
     del sample.ids[4 * event.length :], sample.logprobs[4 * event.length :]
     sample.spans = [span for span in sample.spans if span.start < event.length]
     sample.rewinds += 1

@@ -53,7 +53,7 @@ class Keeping:
         return self._transition.now + seconds <= self._until.get(engine.name, inf)
 
     def keep(self, request: PlacementRequest, lacking: Iterable[LeasedEngine], costs: Costs) -> None:
-        """`request` found no room; `lacking`: engines that may take it, but for their KV room, and that nobody keeps."""
+        """`request` found no room; `lacking`: engines that nobody keeps and that may take it, but for their KV room."""
         known = self._chosen.get(request.group)
         if known is None or not self._is_sound(known[0], request):
             self._chosen.pop(request.group, None)

@@ -58,6 +58,8 @@ def test_what_it_holds_is_taken_back_and_the_other_engine_stops() -> None:
     sample = stage.ledger.state.samples["0.0"]
     assert list(memoryview(bytes(sample.ids)).cast("I")) == [5, 6, 7, 8, 9, 10, 2]
     assert [(span.start, span.end, span.engine) for span in sample.spans] == [(0, 2, "a"), (2, 7, "a")]
+    tokens = stage.ledger.status(stage.now).tokens
+    assert (tokens.generated, tokens.kept, tokens.regenerated) == (9, 7, 2), "two of b were dropped"
     assert (sample.generated, sample.phase) == (7, "turnDone")
     assert not sent(stage.tokens("b", other, [9], offset=4), Assign)
     assert replay(stage.ledger.state.config, stage.events) == stage.ledger.state
