@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from polyrl.ledger.causes import RestPhase
 from polyrl.ledger.measures.departures import pause_of
 from polyrl.ledger.state import (
     LeasedEngine,
@@ -96,7 +97,14 @@ def awaited(state: LedgerState, step: int, purpose: Purpose, now: float) -> str:
     ]
     parts = [part for part in (_part(state, samples, phase, now) for phase in SamplePhase) if part]
     head = f"step {step} ({purpose}): {entry.open} of {entry.submitted} groups are open, {len(entry.ready)} ready"
-    return "; ".join([head, *parts])
+    return "; ".join([head, *parts, *_sleep_waits(state, now)])
+
+
+def _sleep_waits(state: LedgerState, now: float) -> Iterator[str]:
+    """Engines on the learner's devices that were ordered to sleep, and have not: until then no batch is delivered."""
+    for engine in state.engines.values():
+        if engine.rest.phase is RestPhase.FALLING:
+            yield f"a batch waits until {engine.name} sleeps, for {now - engine.rest.since:.1f} s"
 
 
 def _part(state: LedgerState, samples: list[SampleState], phase: SamplePhase, now: float) -> str:

@@ -395,6 +395,13 @@ def test_one_that_does_not_wake_in_time_greets_anew() -> None:
     assert stage.now == pytest.approx(1.0 + WAKE_DEADLINE_S, abs=11.0)
 
 
+def test_a_batch_that_comes_too_late_for_it_names_it() -> None:
+    stage = shared(1)
+    stage.ask(alone=True, deadline_s=5.0)
+    (late,) = sent(stage.pass_time(5.0), Late)
+    assert late.waiting_for.endswith("a batch waits until r sleeps, for 5.0 s")
+
+
 def test_one_that_breaks_meanwhile_keeps_nobody() -> None:
     stage = shared(1)
     stage.ask(alone=True)
