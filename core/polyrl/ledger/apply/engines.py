@@ -80,6 +80,7 @@ def apply_trainer_greeted(state: LedgerState, event: events.TrainerGreeted) -> N
         del state.replaced[:-REPLACED_MEMORY]
     if event.trainer != state.trainer:
         state.learner.busy_since, state.learner.alone = inf, False
+        state.usage.done = -1
         for sample in state.samples.values():
             sample.trainer_has = 0
     state.trainer, state.trainer_since, state.covers = event.trainer, event.at, event.covers

@@ -85,6 +85,8 @@ class Usage(msgspec.Struct):
     """Engines whose tokens were others than the fleet's, the newest last."""
     losses: dict[str, Losses] = msgspec.field(default_factory=dict)
     """By pool; reserved engines are not lost."""
+    done: int = -1
+    """The newest step that this trainer has finished: another one may do it again."""
 
     def slowdown(self, pool: str, now: float, loss_s: float) -> float:
         """How many times longer a sample takes on such engines, if each loss of one costs it `loss_s`."""
@@ -101,8 +103,9 @@ class Usage(msgspec.Struct):
         self.present += by
 
     def submit(self, name: str, number: int, at: float) -> None:
-        """A group of the step was submitted; with its first one, what came of later steps is done again."""
-        if name not in self.steps:
+        """A group of the step was submitted; with its first one, what came of later steps is done again. One that comes
+        late to a finished step changes nothing."""
+        if name not in self.steps and number > self.done:
             before = [(key, step) for key, step in self.steps.items() if step.number < number]
             self.steps = dict(before[-(OPEN_STEPS - 1) :])
             self.steps[name] = StepUsage(number, at, present_before=self.present_until(at))
@@ -149,7 +152,7 @@ class Usage(msgspec.Struct):
             next_engine_saves_seconds=round(saves, 3),
             steady=values.get(StepValue.POLLUTED_STEP, 0.0) < 0.5,
         )
-        self.evaluation_s = 0.0
+        self.evaluation_s, self.done = 0.0, max(self.done, step.number)
         self.finished = keep_step(self.finished, finished)
 
 

@@ -12,7 +12,7 @@ from polyrl.ledger.journal import decode_state, encode_state
 from polyrl.ledger.measures.usage import SIZES, STEPS_PER_SIZE, keep_step
 from polyrl.sample import Pool, Purpose
 from polyrl.status import FinishedStep, StepValue
-from polyrl.wire import EndStep, TrainerReport
+from polyrl.wire import EndStep, TrainerHello, TrainerReport
 from polyrl_rollout.testing.flow import Flow, Speed
 from polyrl_rollout.testing.stage import Stage, replay
 
@@ -139,8 +139,10 @@ def test_a_trainer_that_went_back_does_steps_again() -> None:
         stage.submit(1, step=step)
         stage.now += 2.0
         stage.finish_all()
-        if step < 3:  # in the third it is killed
+        if step < 3:
             end(stage, step)
+        else:  # it is killed, and another one begins at its checkpoint
+            stage.trainer(TrainerHello(1, -1, trainer="another"))
     steps = stage.ledger.status(stage.now).finished_steps
     assert [(one.step, one.busy_engine_seconds) for one in steps] == [(1, 2.0), (2, 2.0)]
     assert list(stage.ledger.state.usage.steps) == []
@@ -211,3 +213,26 @@ def test_one_step_tells_what_twice_the_engines_take(speed: Speed, count: int, er
     two, four = measured(2, speed, count), measured(4, speed, count)
     fixed = two.rollout_seconds - two.shared_engine_seconds / two.engines
     assert fixed + two.shared_engine_seconds / four.engines == pytest.approx(four.rollout_seconds, rel=error)
+
+
+@pytest.mark.parametrize(("another", "seconds"), [(False, 10.0), (True, 4.0)], ids=["late", "done again"])
+def test_a_late_group_of_a_finished_step_leaves_later_steps_alone(*, another: bool, seconds: float) -> None:
+    """Another trainer, which goes back to that step, does what came after it again."""
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(1, step=0)
+    finish(stage, "0.0")
+    stage.submit(1, step=1)
+    end(stage, 0)
+    stage.now = 6.0
+    if another:
+        stage.trainer(TrainerHello(1, -1, trainer="another"))
+    stage.submit(1, step=0)
+    finish(stage, "2.0")
+    stage.submit(1, step=1)
+    finish(stage, "3.0")
+    stage.now = 10.0
+    finish(stage, "1.0")
+    end(stage, 1)
+    assert newest(stage).step == 1
+    assert newest(stage).busy_engine_seconds == seconds
