@@ -104,6 +104,18 @@ def gaps_kept(patch: Patch) -> None:
     patch.setitem(apply._APPLY, f.TokensTaken, taken)
 
 
+def backlog_never_falls(patch: Patch) -> None:
+    """What was trained stays in the backlog: in the end no later step begins any more."""
+
+    def acknowledged(state: Any, event: f.BatchAcknowledged) -> None:
+        before = state.backlog
+        honest(state, event)
+        state.backlog = before
+
+    honest = apply._APPLY[f.BatchAcknowledged]
+    patch.setitem(apply._APPLY, f.BatchAcknowledged, acknowledged)
+
+
 MUTANTS: Final = (
     Mutant(texts_sent_without_limit, "I11", 55),
     Mutant(greetings_bring_texts, "I11", 55),
@@ -113,4 +125,5 @@ MUTANTS: Final = (
     Mutant(span_for_each_frame, "I11", 55),
     Mutant(greetings_remembered, "I11", 3),
     Mutant(gaps_kept, "I11", 0),
+    Mutant(backlog_never_falls, "I11", 3),
 )

@@ -19,7 +19,8 @@ from typing import Any, Final
 from polyrl import wire
 from polyrl.ledger import Effects, events as f
 from polyrl.ledger.journal import encode_events, encode_state
-from polyrl.ledger.state import LedgerState, SampleState
+from polyrl.ledger.state import LedgerState, SampleState, group_tokens
+from polyrl.sample import Purpose
 
 MESSAGE_BYTES: Final = 300
 """A message that carries no text, or what the journal keeps of it: twice the longest on average."""
@@ -86,7 +87,7 @@ class HeldMemory:
             if spent > self._allowed[whom]:
                 return f"{spent} bytes went to the {whom}, where {self._allowed[whom]} are linear in what came"
         self._events += 1
-        return self._kept_gap(state) or self._too_large(state)
+        return self._kept_gap(state) or self._too_large(state) or self._miscounted(state)
 
     def _sent(self, engine: str, sent: Any, placed: set[int], state: LedgerState, now: float) -> str:
         self._spent["agents"] += len(wire.encode(sent))
@@ -186,6 +187,18 @@ class HeldMemory:
         allowed += ENGINE_BYTES * len(state.engines) + PART_BYTES * parts + MEMORY_BYTES * len(self._known) + answered
         held = len(encode_state(state))
         return f"{held} bytes are held of {tokens} tokens, {allowed} are linear in them" if held > allowed else ""
+
+    def _miscounted(self, state: LedgerState) -> str:
+        """Later steps do not begin while the backlog is large, and what is kept is bounded: both by sums."""
+        if self._events % STATE_EVERY:
+            return ""
+        kept = {number for numbers in state.kept.values() for number in numbers}
+        ready = (number for number, one in state.groups.items() if one.ready and one.group.purpose is Purpose.TRAIN)
+        backlog = sum(group_tokens(state, number) for number in ready if number not in kept)
+        if state.backlog != backlog:
+            return f"{state.backlog} tokens count as the backlog, and complete groups have {backlog}"
+        tokens = sum(group_tokens(state, number) for number in kept)
+        return "" if state.kept_tokens == tokens else f"{state.kept_tokens} tokens count as kept, and {tokens} are"
 
 
 _ANSWERED: Final = (f.TurnEnded, f.GroupDiscarded, f.RequestDone, f.EngineServing, f.BatchPacked)
