@@ -22,7 +22,7 @@ from polyrl.ledger.scheduling.cost import Costs, PlacementRequest, kv_room, serv
 from polyrl.ledger.state import LeasedEngine
 from polyrl.ledger.transition import Transition
 
-LOOKED_AT: Final = 16
+LACKING_READ: Final = 16
 """Engines that lack room of which the roomiest are compared."""
 
 COMPARED: Final = 4
@@ -57,7 +57,7 @@ class Keeping:
         known = self._chosen.get(request.group)
         if known is None or not self._is_sound(known[0], request):
             self._chosen.pop(request.group, None)
-            free = list(itertools.islice(lacking, LOOKED_AT if self._choices < CHOSEN_AT_ONCE else 0))
+            free = list(itertools.islice(lacking, LACKING_READ if self._choices < CHOSEN_AT_ONCE else 0))
             if not free:
                 return  # it waits behind those that have them kept
             self._choices += 1

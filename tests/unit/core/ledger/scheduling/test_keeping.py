@@ -46,7 +46,7 @@ class Kept(Stage):
         return [engine for engine, _ in self.ledger.fleet.kept.values()]
 
 
-@pytest.mark.parametrize(("a", "b", "first"), [(100, 60, "b"), (60, 100, "a")], ids=["the second", "the first"])
+@pytest.mark.parametrize(("a", "b", "first"), [(100, 60, "b"), (60, 100, "a")], ids=["b first", "a first"])
 def test_one_engine_is_kept_where_room_comes_free_first_and_the_other_goes_on(a: int, b: int, first: str) -> None:
     """All engines with the context for it idled beside whatever waited behind it."""
     stage = Kept("ab", a=a, b=b)
@@ -56,12 +56,12 @@ def test_one_engine_is_kept_where_room_comes_free_first_and_the_other_goes_on(a:
     assert {stage.where(0), stage.where(1)} == {"a", "b"}
 
 
-@pytest.mark.parametrize(("budget", "taken"), [(50, True), (110, False)], ids=["ended before", "ended later"])
-def test_a_kept_engine_takes_what_ends_before_its_room_comes_free(budget: int, taken: bool) -> None:
+@pytest.mark.parametrize(("budget", "is_placed"), [(50, True), (110, False)], ids=["ended before", "ended later"])
+def test_a_kept_engine_takes_what_ends_before_its_room_comes_free(budget: int, is_placed: bool) -> None:
     stage = Kept("a", a=100)
     stage.ledger.state.engines["a"].capacity = stage.ledger.state.engines["a"].capacity.__replace__(kv_tokens=390)
     assert stage.sample(LARGE, 100) == ""
-    assert bool(stage.sample(SMALL, budget)) is taken
+    assert bool(stage.sample(SMALL, budget)) is is_placed
 
 
 def test_each_that_waits_keeps_another_engine_while_there_is_one() -> None:
