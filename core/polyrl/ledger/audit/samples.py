@@ -129,7 +129,9 @@ class SampleAudit:
         if length > sample.length:
             text = f"{event.sample} has {sample.length} tokens, and goes on from {length} on {event.engine}"
             self._findings.broke("I4", at, text)
-        sample.generated -= sample.length - length
+        dropped = sample.length - length
+        self.totals.tokens -= dropped
+        sample.generated -= dropped
         sample.length = length
         sample.phase, sample.assignment = SamplePhase.ASSIGNED, event.assignment
         self.running[event.assignment] = event
