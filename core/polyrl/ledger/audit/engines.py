@@ -10,7 +10,7 @@ from polyrl.ledger import events as f
 from polyrl.ledger.audit.findings import Findings
 from polyrl.ledger.causes import GoneCause, RestPhase
 from polyrl.ledger.config import LedgerConfig
-from polyrl.ledger.scheduling.rests import GIVE_UP_S
+from polyrl.ledger.measures.rests import GIVE_UP_S
 from polyrl.sample import Pool
 
 TICK_S: Final = 0.2

@@ -8,10 +8,15 @@ An engine that has not started yet is asleep: it holds nothing of its device.
 from __future__ import annotations
 
 from math import inf
+from typing import Final
 
 import msgspec
 
 from polyrl.ledger.causes import RestPhase
+
+GIVE_UP_S: Final = 90.0
+"""From an order to sleep until the engine counts as ended: its agent has 75 s, and the rest is for a process to go. One
+that is silent may hold its device's memory for as long."""
 
 
 class Rest(msgspec.Struct):

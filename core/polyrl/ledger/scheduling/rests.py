@@ -31,7 +31,7 @@ from typing import Final
 
 from polyrl.ledger.causes import MoveCause, RestPhase
 from polyrl.ledger.events import EngineRests, WakingPutOff
-from polyrl.ledger.measures.rests import Rest
+from polyrl.ledger.measures.rests import GIVE_UP_S, Rest
 from polyrl.ledger.scheduling.moves import move
 from polyrl.ledger.scheduling.window import REPLAN_S, waking_pays
 from polyrl.ledger.state import LeasedEngine, LedgerState
@@ -41,9 +41,6 @@ from polyrl.wire import BatchRequest, GoToSleep, Hello, WakeUp
 
 SLEEP_DEADLINE_S: Final = 75.0
 """Requests get 15 s to end and memory 60 s to be unmapped; then an agent ends its engine."""
-
-GIVE_UP_S: Final = 90.0
-"""By then it has: the rest is for its process to go."""
 
 NO_ORDER: Final = 0
 """`Asleep.order` of an agent that knows of no numbers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polyrl.ledger.causes import RestPhase
-from polyrl.ledger.scheduling.rests import GIVE_UP_S
+from polyrl.ledger.measures.rests import GIVE_UP_S
 from polyrl.ledger.state import LedgerState
 
 

@@ -7,7 +7,8 @@ import pytest
 from polyrl.ledger import Effects
 from polyrl.ledger.causes import MoveCause, RestPhase
 from polyrl.ledger.events import EngineGone, Moved
-from polyrl.ledger.scheduling.rests import GIVE_UP_S, SLEEP_DEADLINE_S, WAKE_DEADLINE_S
+from polyrl.ledger.measures.rests import GIVE_UP_S
+from polyrl.ledger.scheduling.rests import SLEEP_DEADLINE_S, WAKE_DEADLINE_S
 from polyrl.ledger.scheduling.window import GROUPS_READ, REPLAN_S, opens_in
 from polyrl.sample import Pool, Purpose
 from polyrl.wire import (
