@@ -276,7 +276,7 @@ def welcome(journal: str) -> TrainerWelcome:
 def test_what_is_open_is_lost_with_the_journal_and_nothing_else() -> None:
     cursor = Cursor()
     assert cursor.reconcile(welcome("one")) == ([], [])
-    groups = [group(number) for number in range(5)]
+    groups = [group(number) for number in (0, 1, 2, 4)]
     cursor.submit(groups)
     cursor.accept(groups)
     cursor.submit([group(5)])  # not accepted yet: it is sent again as it is
