@@ -84,7 +84,10 @@ class Agent:
         self._versions = Versions(engine, puller, staging, self._switch, self._send, self.engine_failed)
         self._rest = RestOrders(engine.sleeps)
         self._sleeper = Sleeper(
-            self._rest, sleep=self._fall_asleep, begin_waking=self._begin_waking, confirm_awake=self._confirm_awake
+            self._rest,
+            sleep=self._fall_asleep,
+            begin_waking=lambda: self.spawn(self._wake()),
+            confirm_awake=self._confirm_awake,
         )
         self._changing = asyncio.Lock()
         """Held by who changes the engine's weights or memory."""
@@ -214,7 +217,8 @@ class Agent:
         while True:
             welcome, begun = self._protocol.welcome, self._loop.time()
             await asyncio.sleep(welcome.beat_s if welcome else UNHEARD_S)
-            if welcome and self._rest.able and (silent_s := self._loop.time() - begun) > welcome.lease_s:
+            silent_s, welcome = self._loop.time() - begun, self._protocol.welcome  # which may have come meanwhile
+            if welcome and self._rest.able and silent_s > welcome.lease_s:
                 self.manager.doubt_lease(silent_s)
             self._send(self._heartbeat())
 
@@ -366,9 +370,6 @@ class Agent:
         """The manager hears of it when the memory is free."""
         await self._close_engine()
         self.engine_failed(error)
-
-    def _begin_waking(self) -> None:
-        self.spawn(self._wake())
 
     async def _wake(self) -> None:
         """With the newest weights that are here; without any the first ones start it."""

@@ -75,6 +75,7 @@ class PlayedManager:
         self.repeated = 0
         """Tokens that came although they had come before."""
         self.keeps = self.welcomes = True
+        self.lease_s = 3.0
         self._news = asyncio.Condition()
         self._task = asyncio.create_task(self._read())
 
@@ -120,7 +121,7 @@ class PlayedManager:
             number = held.assignment
             over = number in self.finish
             await self.send(Cancel(number) if over else Resend(number, len(self.tokens.get(number, []))))
-        await self.send(Welcome(1, 3.0, beat_s=0.1, delta_s=0.02))
+        await self.send(Welcome(1, self.lease_s, beat_s=0.1, delta_s=0.02))
 
     async def _take(self, deltas: Deltas) -> None:
         check_deltas(deltas)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 import torch
@@ -163,6 +164,34 @@ async def test_woken_without_newer_weights_it_serves_what_it_served(rig: Rig) ->
     await rig.manager.send(announced)  # as after a greeting
     await rig.manager.send(WakeUp())
     assert (await rig.manager.receive(WeightsLoaded, 2)).version == 0
+
+
+async def test_one_that_is_awake_says_what_it_serves_when_it_is_woken_again(rig: Rig) -> None:
+    """A manager that took it for asleep had no answer, and waited for it without end."""
+    await begin_asleep(rig)
+    await rig.manager.send(WakeUp())
+    await rig.serve(0)
+    await rig.manager.send(WakeUp())
+    again = await rig.manager.receive(WeightsLoaded, 2)
+    assert (again.version, again.receipt) == (0, rig.manager.all_of(WeightsLoaded)[0].receipt)
+
+
+async def test_one_that_was_frozen_follows_no_order_that_it_finds_then(rig: Rig) -> None:
+    """Its lease may be over, and the learner on its device."""
+    rig.manager.lease_s = 0.5
+    await begin_asleep(rig)
+    await rig.manager.send(rig.announcement(0))
+    await rig.manager.send(GoToSleep(5.0, 1))
+    assert (await rig.manager.receive(Asleep)).order == 1
+    await rig.agent._versions.settled()
+    greetings = len(rig.manager.all_of(Hello))
+    await rig.manager.send(WakeUp())
+    time.sleep(1.0)  # noqa: ASYNC251 - the whole process stands still, as by SIGSTOP; its socket takes the order
+    await rig.manager.receive(Hello, greetings + 1)
+    await rig.manager.receive(Heartbeat, len(rig.manager.all_of(Heartbeat)) + 3)
+    assert rig.engine.folder is None
+    await rig.manager.send(WakeUp())
+    assert (await rig.manager.receive(WeightsLoaded)).version == 0
 
 
 @pytest.mark.parametrize("how", ["hangs", "breaks"])
