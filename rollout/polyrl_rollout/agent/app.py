@@ -217,9 +217,8 @@ class Agent:
         while True:
             welcome, begun = self._protocol.welcome, self._loop.time()
             await asyncio.sleep(welcome.beat_s if welcome else UNHEARD_S)
-            silent_s, welcome = self._loop.time() - begun, self._protocol.welcome  # which may have come meanwhile
-            if welcome and self._rest.able and silent_s > welcome.lease_s:
-                self.manager.doubt_lease(silent_s)
+            if self._rest.able:
+                self.manager.doubt_lease(self._loop.time() - begun)
             self._send(self._heartbeat())
 
     def _flush(self, *, everything: bool) -> None:

@@ -117,8 +117,9 @@ class Conversation:
             self.link.send(message)
 
     def doubt_lease(self, silent_s: float) -> None:
-        """Who was frozen finds orders of a lease that may be over: it reads none of them, and greets."""
-        if self.link is not None:
+        """After so long a pause. Who was frozen finds orders of a lease that may be over: it reads none, and greets."""
+        welcome = self._protocol.welcome
+        if self.link is not None and welcome is not None and silent_s > welcome.lease_s:
             self._protocol.disconnect()
             self.link.fail(f"this process stood still for {silent_s:.1f} s, and its lease may be over")
 
