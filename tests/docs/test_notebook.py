@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
-DEADLINE_S = 240
+DEADLINE_S = 500
 """Of one cell; the longest is a run of eight steps, half a minute on two idle cores."""
 STEPS = 8
 

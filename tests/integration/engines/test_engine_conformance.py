@@ -38,7 +38,7 @@ from polyrl_rollout.engines.port import (
 from polyrl_rollout.engines.sglang.engine import SGLangEngine
 from polyrl_rollout.engines.streams import SILENCE_DEADLINE_S
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 SLEEPS_ON_CPU = Path(__file__).parents[2] / "sglang" / "sleep"
 VOCAB = 64

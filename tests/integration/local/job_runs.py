@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 240
+DEADLINE_S = 500
 SMALL_DIGITS = "def score(sample):\n    return sum(one in '01234' for one in sample.response) / 6\n"
 """A reward that a model learns which was taught to copy."""
 

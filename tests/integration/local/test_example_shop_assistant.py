@@ -14,7 +14,7 @@ import pytest
 from polyrl_cli.report.timeline import read_metrics
 
 JOB = Path(__file__).parents[3] / "examples" / "shop-assistant" / "job.yaml"
-DEADLINE_S = 280
+DEADLINE_S = 500
 STEPS = 10
 SHORTER = {
     "spec.recipe.algorithm.steps": STEPS,

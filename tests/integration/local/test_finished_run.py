@@ -17,7 +17,7 @@ from polyrl_cli.local.run_folder import RunFolder, locked
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "sort-digits"
-DEADLINE_S = 240
+DEADLINE_S = 500
 EVALUATED = 4
 
 SMALL = {

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qw
 
 from polyrl_cli.manifests.starter import CHAT_ROWS
 
-DEADLINE_S = 240
+DEADLINE_S = 500
 REFUSED_WITHIN_S = 60.0
 """Three seconds of work; the rest is for a machine that does other things as well."""
 

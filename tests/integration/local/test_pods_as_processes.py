@@ -44,7 +44,7 @@ from polyrl_operator.secret import engine_secret, keys_secret, manager_credentia
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
 FILES = ("reward.py", "sft.jsonl.gz", "rl.jsonl", "eval.jsonl")
-DEADLINE_S = 240.0
+DEADLINE_S = 500.0
 POLL_S = 0.05
 STEPS = 24
 """A quarter of a second each on idle cores: the job lives on for seconds after the last thing that is done to it."""

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.integration.local.job_runs import command, environment, rl_rows, write_digits_job
 
-DEADLINE_S = 300.0
+DEADLINE_S = 500.0
 POLL_S = 0.05
 STEPS = 12
 KILL_AFTER_STEP = 3

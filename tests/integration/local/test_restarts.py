@@ -18,7 +18,7 @@ from polyrl_cli.report.timeline import read_metrics
 
 ROOT = Path(__file__).parents[3]
 JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
-DEADLINE_S = 240.0
+DEADLINE_S = 500.0
 POLL_S = 0.02
 MANAGER, TRAINER, ROLLOUT = "polyrl_rollout.manager", "polyrl_trainer", "--exchange-bind"
 """What stands in their argv; a reserved engine exchanges no weights."""

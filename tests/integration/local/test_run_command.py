@@ -14,7 +14,7 @@ from polyrl_cli.report.timeline import read_metrics
 
 ROOT = Path(__file__).parents[3]
 JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
-DEADLINE_S = 240
+DEADLINE_S = 500
 POLL_S = 0.2
 LONG_STEPS = 14
 """A quarter of a second each on idle cores: not over yet when it is interrupted after the second."""

@@ -226,10 +226,11 @@ def test_rollouts_that_fail_at_start_are_given_up_while_the_run_goes_on(root: Pa
     tries = [
         event for event in events if event["event"] == "started" and event.get("worker", "").startswith("rollout-")
     ]
-    assert FAILED_STARTS_LIMIT <= len(tries) <= FAILED_STARTS_LIMIT + 1  # two start at once, so one may be ahead
+    # Two start at once. Where both fail before either is started again, that is once in a row.
+    assert FAILED_STARTS_LIMIT <= len(tries) <= 2 * FAILED_STARTS_LIMIT
     assert run.poll() is None
     run.send_signal(signal.SIGINT)
-    output, counts = output_of(run), {FAILED_STARTS_LIMIT, len(tries)}
+    output, counts = output_of(run), range(FAILED_STARTS_LIMIT, len(tries) + 1)
     assert any(f"the last {count} ended before they served" in output for count in counts), output
 
 

@@ -20,7 +20,7 @@ from polyrl_cli.app import USER_ERROR, app
 from polyrl_cli.report.timeline import read_metrics
 
 JOB = Path(__file__).parents[3] / "examples" / "sort-digits" / "job.yaml"
-DEADLINE_S = 240
+DEADLINE_S = 500
 POLL_S = 0.2
 STEPS = 80
 """Enough for three faults on idle cores, where a step takes a quarter of a second."""

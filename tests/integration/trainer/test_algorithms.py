@@ -54,7 +54,7 @@ from polyrl_trainer.user_code.own_algorithm import own_advantage, own_loss
 from polyrl_trainer.user_code.rewards import Failures, RewardFunction
 from polyrl_trainer.weights.policy_versions import PolicyVersions
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 PAGE = Path(__file__).parents[3] / "docs/reference/metrics.md"
 TOKENIZER = CharacterTokenizer("0123456789=")

@@ -37,7 +37,6 @@ def learner(ranks: LearnerGroup) -> Learner:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_killed_ranks_leave_nobody_and_change_nothing() -> None:
     """The second kill of this seed hits the leader."""
     command = [sys.executable, str(RANKS), "--kills", "3", "--seed", "2"]

@@ -52,6 +52,8 @@ class Hub(BaseHTTPRequestHandler):
     """What huggingface_hub asks of a Hub with one public and one private model, and one data set."""
 
     asked: list[str]
+    refused: threading.Event
+    """That there is no such model; how large its files are is answered only then."""
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
@@ -60,8 +62,11 @@ class Hub(BaseHTTPRequestHandler):
             return self._send(b"{}", 404, {"X-Error-Code": "EntryNotFound"})
         if path.startswith("/api/models/ada/closed"):
             return self._send(b"{}", 403, {"X-Error-Code": "GatedRepo"})
+        if path.startswith("/api/models/ada/none/tree"):
+            self.refused.wait(DEADLINE_S)
         if not path.startswith(("/api/models/ada/tiny", "/ada/tiny")):
-            return self._send(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
+            self._send(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
+            return self.refused.set()
         if "/revision/" in path and not path.endswith(("/main", COMMIT)):
             return self._send(b"{}", 404, {"X-Error-Code": "RevisionNotFound"})
         if path.startswith("/api/models/ada/tiny/tree"):
@@ -99,7 +104,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub() -> Iterator[ThreadingHTTPServer]:
-    Hub.asked = []
+    Hub.asked, Hub.refused = [], threading.Event()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server

@@ -175,7 +175,7 @@ def weights_of(run: Path) -> dict[str, np.ndarray]:
     return load_file(run / "checkpoints" / f"sft-step-{RUN_STEPS:06d}" / "model" / "model.safetensors")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_loss_of_either_pod_counts_once_and_changes_nothing(folder: Path) -> None:
     """Of one process each, since all are started three times."""
     run, job = folder / "run", load_manifest(folder / "job.yaml")

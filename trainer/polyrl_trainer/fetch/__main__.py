@@ -30,6 +30,9 @@ log = structlog.get_logger()
 PROGRESS_S: Final = 10.0
 """Between two lines of what has come."""
 
+LAST_REPORT_S: Final = 5.0
+"""For the report under way, so that the reason of a failure is the last line: a pod's status shows that one."""
+
 
 def main(
     job: Annotated[Path, typer.Option(help="The job, as JSON.")],
@@ -50,15 +53,17 @@ def main(
         return
     began, over = time.monotonic(), threading.Event()
     reports = None if manager_endpoints is None or keys is None else ToManager(manager_endpoints, keys)
-    threading.Thread(target=_report, args=(sources, over, reports, pod), daemon=True).start()
+    reporting = threading.Thread(target=_report, args=(sources, over, reports, pod), daemon=True)
+    reporting.start()
     try:
         for one in sources:
             log.info("here", path=one.path, at=str(fetch(one, manifest_dir)))
     except InvalidData as error:
+        over.set()
+        reporting.join(LAST_REPORT_S)
         print(error, file=sys.stderr)
         raise typer.Exit(TEMPORARY_EXIT) from None
-    finally:
-        over.set()
+    over.set()
     log.info("fetched", path=summed_up(sources), seconds=round(time.monotonic() - began, 1))
 
 
