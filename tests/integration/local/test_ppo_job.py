@@ -1,4 +1,5 @@
-"""A job of PPO, as a user starts it: a policy and its critic learn beside each other, and both go on after a resume."""
+"""A job of PPO, as a user starts it: a policy and its critic learn beside each other, the policy with moments in 8 bits,
+and both go on after a resume."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ import json
 import random
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file
 
 from tests.integration.local.job_runs import polyrl, rl_rows
 
@@ -21,7 +25,7 @@ spec:
     seed: 3
     model:
       config:
-        {model_type: qwen2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2,
+        {model_type: qwen2, hidden_size: 256, intermediate_size: 512, num_hidden_layers: 1, num_attention_heads: 4,
          num_key_value_heads: 2}
       tokenizer: {type: characters, alphabet: "0123456789="}
       dtype: float32
@@ -34,8 +38,8 @@ spec:
       miniBatchPrompts: 8
       updateEpochs: 2
       oldLogProbs: recompute
-      critic: {warmupSteps: 2, gaeLambda: 0.95, optimizer: {learningRate: 5e-3}}
-      optimizer: {learningRate: 2e-3}
+      critic: {warmupSteps: 2, gaeLambda: 0.95, optimizer: {learningRate: 1e-3}}
+      optimizer: {name: adamw_8bit, learningRate: 1e-3}
     sampling: {samplesPerPrompt: 2, maxNewTokens: 6}
     reward: {function: "reward:score"}
     checkpoint: {everySteps: 20}
@@ -67,7 +71,12 @@ def test_a_ppo_job_learns_and_so_does_its_critic(tmp_path: Path) -> None:
     assert [row["actor/optimizer_steps"] for row in first] == [0] * WARMUP + [8] * (STEPS - WARMUP)
     assert {path.name for path in (run / "checkpoints").iterdir()} == {f"rl-step-{STEPS:06d}"}
 
-    (tmp_path / "job.yaml").write_text(JOB.replace(f"steps: {STEPS}", f"steps: {MORE_STEPS}"))
+    more = JOB.replace(f"steps: {STEPS}", f"steps: {MORE_STEPS}")
+    (tmp_path / "job.yaml").write_text(more.replace("name: adamw_8bit, ", ""))
+    refused = polyrl("run", tmp_path / "job.yaml", "--no-check", "--resume", run)
+    assert refused.returncode != 0
+    assert "recipe.algorithm.optimizer.name" in refused.stderr
+    (tmp_path / "job.yaml").write_text(more)
     done = polyrl("run", tmp_path / "job.yaml", "--no-check", "--resume", run)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = rl_rows(run)
@@ -79,4 +88,8 @@ def test_a_ppo_job_learns_and_so_does_its_critic(tmp_path: Path) -> None:
     assert mean_of(steps[STEPS : STEPS + 2], "critic/vf_explained_var") > 0.4
     names = ("vf_loss", "vf_clipfrac", "vpred_mean", "lr", "grad_norm", "returns/max", "values/mean")
     assert all(f"critic/{name}" in row for row in steps for name in names)
-    assert (run / "checkpoints" / f"rl-step-{MORE_STEPS:06d}" / "critic" / "optimizer.safetensors").is_file()
+    newest = run / "checkpoints" / f"rl-step-{MORE_STEPS:06d}"
+    moments = {one: load_file(newest / one / "optimizer.safetensors") for one in ("model", "critic")}
+    codes = {name.split("/")[1] for name, one in moments["model"].items() if one.dtype == torch.uint8}
+    assert len(codes) == 7, "of a layer's matrices; the embedding is too small"
+    assert not [name for name, one in moments["critic"].items() if one.dtype == torch.uint8]
