@@ -1,5 +1,5 @@
-"""A job of PPO, as a user starts it: a policy, with moments in 8 bits, and its critic learn beside each other, and both go
-on after a resume."""
+"""A job of PPO, as a user starts it: a policy, with moments in 8 bits, and its critic learn beside each other, and both
+go on after a resume."""
 
 from __future__ import annotations
 
