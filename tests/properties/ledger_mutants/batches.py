@@ -169,7 +169,7 @@ MUTANTS: Final = (
     Mutant(returned_batch_loses_a_group, "I2", 311),
     Mutant(replaced_trainer_believed, "I5", 47),
     Mutant(first_group_skipped, "I2", 5),
-    Mutant(lost_batches_numbers_given_again, "I2", 104),
+    Mutant(lost_batches_numbers_given_again, "I2", 107),
     Mutant(incomplete_groups_packed, "I2", 17),
     Mutant(packed_twice, "I2", 11),
     Mutant(acknowledged_twice, "I1", 8),

@@ -200,7 +200,7 @@ MUTANTS: Final = (
     Mutant(refusals_forgotten, "I5", 34),
     Mutant(one_engine_is_believed, "I1", 133),
     Mutant(sibling_left_waiting, "I5", 32),
-    Mutant(outgrown_discarded, "I1", 111),
+    Mutant(outgrown_discarded, "I1", 174),
     Mutant(awaited_verdicts_forgotten, "I5", 23),
     Mutant(verdict_deadline_at_once, "I1", 6),
 )
