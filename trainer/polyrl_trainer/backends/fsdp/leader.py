@@ -56,7 +56,7 @@ log = structlog.get_logger()
 R = TypeVar("R")
 LOST_LEAVE_S: Final = 5.0
 """To tidy up after a lost rank; what hangs is left to the end of the process."""
-END_S: Final = 3.0
+RANKS_END_S: Final = 3.0
 """To let the ranks end, which takes milliseconds, behind what is still computed. Less than a trainer that was asked to
 stop has left then (`worker.TRAINER_END_S`); what was to be kept is saved."""
 
@@ -152,7 +152,7 @@ class ShardedLearners:
         if self._met is None or self._lost is not None:
             return
         ending = self.background.submit(self.all_do, EndCommand(), self._met.leave)
-        if not wait([ending], END_S).done:
+        if not wait([ending], RANKS_END_S).done:
             why = self.lose(GroupLost("the run ended in the middle of a pass of its learner"))
             log.warning("the learner's ranks are ended by force", reason=str(why))
             return
