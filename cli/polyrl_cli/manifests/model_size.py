@@ -52,7 +52,8 @@ def planned_sizes(model: ModelSpec, base: Path) -> tuple[ModelSizes, str]:
     sizes = ModelSizes.of(config_fields(model, base), num_parameters(model, base))
     if sizes is not None:
         return sizes, "its config.json"
-    sizes = ModelSizes.of(known_config(model.path or ""))
+    hub = None if model.source is None else model.source.hub
+    sizes = None if hub is None else ModelSizes.of(known_config(hub.name))
     if sizes is not None:
         return sizes, "the sizes of usual models"
     raise UserError(

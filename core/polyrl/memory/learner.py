@@ -91,17 +91,19 @@ def learner_memory(
 ) -> LearnerMemory:
     """Of each of `ranks` GPUs that learn together, in passes of so many tokens each."""
     sharded, shards = computes_in_shards(ranks, fsdp), max(1, ranks // fsdp.dp_replicate)
-    models = 2 if trains_critic(recipe) else 1
+    sizes = sizes.without_head if recipe.mode is Mode.REWARD_MODEL else sizes
+    models = [sizes, sizes.without_head] if trains_critic(recipe) else [sizes]
     lora = recipe.model.lora is not None
-    of_one = adapter_parameters(sizes, recipe) if lora else sizes.parameters
-    learned, fitting = models * of_one, _fitting_blocks(sizes, recipe)
-    frozen = models * _frozen_bytes(sizes, recipe) if lora else 0
+    learned = [adapter_parameters(one, recipe) if lora else one.parameters for one in models]
+    fitting = [_fitting_blocks(one, recipe) for one in models]
+    frozen = sum(_frozen_bytes(one, recipe) for one in models) if lora else 0
+    moments = map(moment_bytes, _optimizers(recipe), learned, fitting)
     logits = _logits(sizes, recipe, tokens)
     reference = FLOAT32_BYTES * sizes.parameters if holds_reference(recipe) else 0
     held = {
-        "weights": _share(FLOAT32_BYTES * learned + frozen, shards),
-        "gradients": _share(FLOAT32_BYTES * learned, shards),
-        "optimizer": _share(sum(moment_bytes(one, of_one, fitting) for one in _optimizers(recipe)), shards),
+        "weights": _share(FLOAT32_BYTES * sum(learned) + frozen, shards),
+        "gradients": _share(FLOAT32_BYTES * sum(learned), shards),
+        "optimizer": _share(sum(moments), shards),
         "reference": _share(reference, shards),
     }
     away = {name: size for name, size in held.items() if name in OFFLOADED[fsdp.cpu_offload]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 GIB: Final = 1 << 30
@@ -47,6 +47,17 @@ class ModelSizes:
     def layer(self) -> int:
         """Parameters of one layer."""
         return max(0, self.parameters - self.outside) // self.layers
+
+    @property
+    def head(self) -> int:
+        """Parameters of the vocabulary's head; 0 where it is the embeddings."""
+        table = self.vocabulary * self.hidden
+        return table if table and self.outside >= 2 * table else 0
+
+    @property
+    def without_head(self) -> ModelSizes:
+        """Of the same model with a value for each token in place of logits, as critics and reward models are."""
+        return replace(self, parameters=max(0, self.parameters - self.head), outside=self.outside - self.head)
 
     @property
     def layer_matrices(self) -> tuple[tuple[int, int], ...]:

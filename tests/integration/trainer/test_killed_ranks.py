@@ -6,15 +6,18 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from polyrl.errors import RunFailed
 from polyrl_trainer.backend import LossInputs
+from polyrl_trainer.backends import training_state
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.backends.fsdp.start import LearnerGroup
 from polyrl_trainer.backends.learners import Learner
@@ -104,3 +107,25 @@ def test_a_full_disk_of_a_follower_fails_the_save_everywhere_and_the_group_lives
         before = exported(backend)
         backend.load(tmp_path / "room")
         assert_weights_equal(exported(backend), before, "saved after there was room")
+
+
+def test_a_disk_that_is_full_at_the_last_tensors_fails_the_save_and_the_group_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group counted as lost, and was started again on the same disk: nobody heard from the leader of what
+    safetensors raises for a full one."""
+    save = training_state.save_file
+
+    def refuse(*given: Any, **more: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with group(2) as ranks:
+        backend = learner(ranks)
+        take_step(backend, [draw_samples(0, 8)])
+        monkeypatch.setattr(training_state, "save_file", refuse)
+        (tmp_path / "full").mkdir()
+        with pytest.raises(OSError, match=r"rng\.safetensors: cannot be written: .*No space left"):
+            backend.save(tmp_path / "full").result(WAIT_SECONDS)
+        monkeypatch.setattr(training_state, "save_file", save)
+        (tmp_path / "room").mkdir()
+        backend.save(tmp_path / "room").result(WAIT_SECONDS)

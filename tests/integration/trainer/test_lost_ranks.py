@@ -148,6 +148,50 @@ def test_a_rank_lost_while_the_model_is_loaded_ends_the_group_in_time(
     follower.wait(BOUND_S)
 
 
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (signal.SIGKILL, "rank 1 of the learner's 2 was ended by SIGKILL"),
+        (signal.SIGSTOP, f"rank 1 of the learner was silent for {SILENT_S:g} s"),
+    ],
+    ids=["killed", "frozen"],
+)
+def test_a_rank_lost_while_a_checkpoint_is_read_ends_the_group_in_time(
+    learning: LearnerGroup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals, sentence: str
+) -> None:
+    """A run that goes on reads it on the thread that would notice: of a frozen rank it heard after half an hour."""
+    load = rank_model.RankModel.load
+
+    def lose_and_load(self: rank_model.RankModel, folder: Path) -> None:
+        follower.send_signal(number)
+        load(self, folder)
+
+    backend = learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
+    take_step(backend, [draw_samples(0, 8)])
+    backend.save(tmp_path).result(WAIT_SECONDS)
+    follower = _follower()
+    monkeypatch.setattr(rank_model.RankModel, "load", lose_and_load)
+    began = time.monotonic()
+    with pytest.raises(GroupLost, match=sentence):
+        backend.load(tmp_path)
+    assert time.monotonic() - began < BOUND_S
+    follower.wait(BOUND_S)
+
+
+def test_a_group_ends_in_time_whose_pass_hangs(learning: LearnerGroup) -> None:
+    """As when a run is asked to stop, and its grace is over before a frozen rank was silent for long enough: the end
+    waited behind the pass, for half an hour."""
+    backend = learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
+    take_step(backend, [draw_samples(0, 8)])
+    follower = _follower()
+    follower.send_signal(signal.SIGSTOP)
+    backend.forward_backward(draw_samples(0, 8), sft_loss)
+    began = time.monotonic()
+    learning.close()
+    assert time.monotonic() - began < BOUND_S
+    assert not follower.is_running()
+
+
 def test_a_rank_that_dies_once_all_is_done_fails_nothing() -> None:
     """A run that had saved its last step ended with an error: its second rank was killed before it was let go."""
     group = LearnerGroup(2, "cpu", threads=1, wait_seconds=WAIT_SECONDS, silent_s=SILENT_S)

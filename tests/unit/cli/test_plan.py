@@ -36,10 +36,12 @@ def planned(path: Path, gpu: str | None = "H100", *sets: str, gpus: int | None =
     return plan_lines(path, sets, gpu, rollout_gpu="L4", gpus=gpus, as_json=False)
 
 
-def test_a_model_that_is_not_here_is_planned_by_its_name(tmp_path: Path) -> None:
-    lines, fits = planned(written(tmp_path, "Qwen/Qwen2.5-1.5B-Instruct"))
+@pytest.mark.parametrize("place", ["{}", "hf://{}", "hf://{}@main"], ids=["a name", "a URI", "a revision"])
+def test_a_model_that_is_not_here_is_planned_by_its_name(tmp_path: Path, place: str) -> None:
+    name = place.format("Qwen/Qwen2.5-1.5B-Instruct")
+    lines, fits = planned(written(tmp_path, name))
     assert fits
-    assert lines[0] == "Qwen/Qwen2.5-1.5B-Instruct: 1,543,714,304 parameters in 28 layers, by the sizes of usual models"
+    assert lines[0] == f"{name}: 1,543,714,304 parameters in 28 layers, by the sizes of usual models"
     assert "learner: 1 GPU of 79.6 GiB" in lines
     assert "rollout: 2 GPUs of 22.5 GiB" in lines
     assert "  optimizer             11.5 GiB" in lines

@@ -62,9 +62,17 @@ def write_checkpoint(
     for name in (*tensors, *files):
         (folder / name).parent.mkdir(exist_ok=True)
     for name, by_name in tensors.items():
-        contents = {key: tensor.detach().contiguous() for key, tensor in by_name.items()}
-        save_file(contents, folder / name, metadata=SAFETENSORS_METADATA)
+        write_tensors(folder / name, by_name)
     seal(folder, step, list(tensors), files, fsync=fsync, base=base)
+
+
+def write_tensors(path: Path, by_name: Mapping[str, torch.Tensor]) -> None:
+    """Raises OSError when the disk refuses, which safetensors tells by an error of its own."""
+    contents = {key: tensor.detach().contiguous() for key, tensor in by_name.items()}
+    try:
+        save_file(contents, path, metadata=SAFETENSORS_METADATA)
+    except SafetensorError as error:
+        raise OSError(f"{path}: cannot be written: {error}") from error
 
 
 def size_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -93,6 +93,10 @@ def _budget(owner: Owner) -> Object:
 
 READ_OF_TRAINER: Final = (*("replicas", "processesPerPod", "contextParallel", "reservedEngine", "reservedMemFraction"),)
 """Fields of `trainer` that a worker acts on."""
+CHOSEN_OF_TRAINER: Final = ("fsdp", "reservedSleep")
+CHOSEN_OF_ROLLOUT: Final = ("leaseSeconds", "lostAfterSeconds", "weightDeltas", "mooncake")
+"""The same, handed on where they differ from their defaults: with a default, every job would start anew with the
+operator that knows a field."""
 
 
 def config_map(owner: Owner) -> Object:
@@ -113,10 +117,10 @@ def _job(owner: Owner) -> str:
     read = {
         "recipe": spec["recipe"],
         "trainer": some(trainer, *READ_OF_TRAINER)
-        | some(written.get("trainer", {}), "fsdp")
+        | some(written.get("trainer", {}), *CHOSEN_OF_TRAINER)
         | ({"storage": some(trainer["storage"], "accessMode")} if trainer["replicas"] > 1 else {}),
         "rollout": {key: rollout[key] for key in ("engine", "drainSeconds")}
-        | some(chosen, "leaseSeconds", "lostAfterSeconds")
+        | some(chosen, *CHOSEN_OF_ROLLOUT)
         | {"capacity": {"preset": rollout["capacity"]["preset"]} | some(chosen.get("capacity", {}), "metadataService")},
     }
     job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": owner.name}, "spec": read}

@@ -220,10 +220,23 @@ def test_moments_in_8_bits_are_those_of_each_stage(mode: str, stages: dict[str, 
     models = 2 if "critic" in stages.get("algorithm", {}) or least == 10 else 1
     reference = 4 if mode == "dpo" else 0
     assert (moments_at_least(recipe), learner_bytes(recipe)) == (least, 8 * models + least + reference)
-    planned = learner_memory(SEVEN, recipe, tokens=1).optimizer
+    tied = known("Qwen/Qwen2.5-3B")
+    planned = learner_memory(tied, recipe, tokens=1).optimizer
     # With scales, and with biases and norms in float32.
-    assert planned / SEVEN.parameters == pytest.approx(least, rel=0.02)
-    assert planned > least * SEVEN.parameters or least == 8
+    assert planned / tied.parameters == pytest.approx(least, rel=0.02)
+    assert planned > least * tied.parameters or least == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "own_head"), [("Qwen/Qwen2.5-7B", 152_064 * 3_584), ("Qwen/Qwen2.5-3B", 0)], ids=["own head", "tied"]
+)
+def test_who_gives_values_has_no_head_over_the_vocabulary(name: str, own_head: int) -> None:
+    """A reward model of 7 billion parameters was planned 8 GiB too large."""
+    sizes = known(name)
+    rewards = RecipeSpec.model_validate({"model": {"path": "model"}, "mode": "reward-model"})
+    assert learner_memory(sizes, rewards, tokens=1).held == 16 * (sizes.parameters - own_head)
+    critic = RecipeSpec.model_validate({"model": {"path": "model"}, "algorithm": CRITIC})
+    assert learner_memory(sizes, critic, tokens=1).held == 16 * (2 * sizes.parameters - own_head)
 
 
 @pytest.mark.parametrize(

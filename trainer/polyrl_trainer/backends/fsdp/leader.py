@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,9 @@ log = structlog.get_logger()
 R = TypeVar("R")
 LOST_LEAVE_S: Final = 5.0
 """To tidy up after a lost rank; what hangs is left to the end of the process."""
+RANKS_END_S: Final = 3.0
+"""To let the ranks end, which takes milliseconds, behind what is still computed. Less than a trainer that was asked to
+stop has left then (`worker.TRAINER_END_S`); what was to be kept is saved."""
 
 
 class ShardedLearners:
@@ -68,12 +72,15 @@ class ShardedLearners:
         *,
         wait_seconds: float,
         why_lost: Callable[[], GroupLost | None],
+        unless_lost: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`meet` waits for the others, when the first model is made; `why_lost` tells how one was lost, if one was."""
+        """`meet` waits for the others, when the first model is made; `why_lost` tells how one was lost, if one was;
+        `unless_lost` does what its caller waits for, and raises GroupLost when one is lost meanwhile."""
         self._meet = meet
         self._met: Ranks | None = None
         self._num_ranks = num_ranks
         self._why_lost = why_lost
+        self.unless_lost = unless_lost
         self._numbers = itertools.count()
         self._lost: GroupLost | None = None
         self.wait_seconds = wait_seconds
@@ -139,13 +146,23 @@ class ShardedLearners:
         self._lost = self._lost or why
         return self._lost
 
+    def end(self) -> None:
+        """Lets the other ranks end. One that is gone already takes nothing with it: what was to be kept is saved.
+        Where a pass is not over in time the group counts as lost."""
+        if self._met is None or self._lost is not None:
+            return
+        ending = self.background.submit(self.all_do, EndCommand(), self._met.leave)
+        if not wait([ending], RANKS_END_S).done:
+            why = self.lose(GroupLost("the run ended in the middle of a pass of its learner"))
+            log.warning("the learner's ranks are ended by force", reason=str(why))
+            return
+        try:
+            ending.result()
+        except GroupLost as lost:
+            log.warning("a rank was gone before the group's end", reason=str(lost))
+
     def close(self) -> None:
-        """Lets the other ranks end. One that is gone already takes nothing with it: what was to be kept is saved."""
-        if self._met is not None and self._lost is None:
-            try:
-                self.background.wait_for("the ranks' end", self.all_do, EndCommand(), self._met.leave)
-            except GroupLost as lost:
-                log.warning("a rank was gone before the group's end", reason=str(lost))
+        """After `end`, and once ranks of a group that is lost are ended."""
         if self._met is not None and self._lost is not None:
             with suppress(TimeoutError, RuntimeError):
                 self.background.submit(self._met.leave).result(LOST_LEAVE_S)
@@ -207,7 +224,10 @@ class ShardedBackend(Learner):
     def load(self, folder: Path) -> None:
         """Drops accumulated gradients."""
         command = LoadCommand(self._number, str(folder))
-        self._wait("a checkpoint to be read", command, lambda: self._model.load(folder))
+        # Whoever goes on from a checkpoint waits on the thread that would notice a loss.
+        self._learners.unless_lost(
+            lambda: self._wait("a checkpoint to be read", command, lambda: self._model.load(folder))
+        )
 
     def below_adapters(self) -> ReferenceScores:
         return _BelowAdapters(partial(self._submit, self._scored, values=False, below=True))

@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 import torch
 import xxhash
-from safetensors.torch import save_file
 
 from polyrl.errors import InvalidData, RunFailed
 from polyrl.manifest.spec import CpuOffload
@@ -40,7 +39,6 @@ from polyrl_trainer.backends.training_state import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     RNG_FILE,
-    SAFETENSORS_METADATA,
     VALUE_HEAD_FILE,
 )
 from polyrl_trainer.backends.updates import Updates
@@ -156,7 +154,7 @@ class RankModel:
 
         def finish() -> None:
             if self._ranks.leads:
-                save_file({"cpu": generator}, folder / RNG_FILE, metadata=SAFETENSORS_METADATA)
+                training_state.write_tensors(folder / RNG_FILE, {"cpu": generator})
                 training_state.seal(folder, step, [*files, RNG_FILE], configs, fsync=True, base=base)
 
         def write(held: TensorFiles) -> None:

@@ -71,7 +71,14 @@ class LearnerGroup(Learners):
         if others is not None:
             others.watch(self._heartbeat, self._note)
         meet = self._meeting_at(places[LEADER], rank_device(kind, 0))
-        self._learners = ShardedLearners(meet, self.size, threads, wait_seconds=wait_seconds, why_lost=self._why_lost)
+        self._learners = ShardedLearners(
+            meet,
+            self.size,
+            threads,
+            wait_seconds=wait_seconds,
+            why_lost=self._why_lost,
+            unless_lost=self._unless_lost,
+        )
 
     def learner(self, model: ModelConfig, engine: EngineConfig, optimizer: OptimizerConfig) -> ShardedBackend:
         return self._unless_lost(partial(self._learners.learner, model, engine, optimizer))
@@ -96,8 +103,8 @@ class LearnerGroup(Learners):
         raise await asyncio.to_thread(self._ended)
 
     def _unless_lost(self, make: Callable[[], R]) -> R:
-        """What `make` makes, which takes as long as a model is to load. The caller's thread is the one that would
-        `watch`, so it looks itself. Raises GroupLost as `watch` does."""
+        """What `make` makes, which takes as long as a model or a checkpoint is to load. The caller's thread is the one
+        that would `watch`, so it looks itself. Raises GroupLost as `watch` does."""
         making: Future[R] = Future()
         threading.Thread(target=_settle, args=(making, make), name="learner-load", daemon=True).start()
         while not wait([making], LOAD_POLL_S).done:
@@ -131,6 +138,9 @@ class LearnerGroup(Learners):
         if self._others is not None:
             self._others.end_all(done=done, kill=self._learners.is_lost)
         self._heartbeat.close()
+        self._learners.end()
+        if self._learners.is_lost:
+            self.followers.kill()
         self._learners.close()
         self.followers.close()
         if self._others is not None:

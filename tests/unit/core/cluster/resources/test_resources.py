@@ -15,7 +15,10 @@ from polyrl.cluster.resources.fixed import fixed_children, manager_hosts
 from polyrl.cluster.resources.owner import Owner, Settings, content_hash, template_hash
 from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_job
 from polyrl.control import parse_endpoints
+from polyrl.manifest.base import CLUSTER_ONLY_KEY, ManifestModel
 from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.rollout import RolloutSpec
+from polyrl.manifest.spec import TrainerSpec
 from polyrl.sample import Pool
 from polyrl.worker import Role, RunLocation, workers_of
 
@@ -458,6 +461,44 @@ def test_the_manager_reads_leases_that_were_chosen_and_no_default_changes_what_r
 
     assert rollout(leaseSeconds=5, lostAfterSeconds=60).items() >= {"leaseSeconds": 5, "lostAfterSeconds": 60}.items()
     assert not {"leaseSeconds", "lostAfterSeconds"} & rollout(leaseSeconds=3, lostAfterSeconds=15).keys()
+
+
+BY_FLAGS = {"trainer": {"graceSeconds"}, "rollout": {"weightExchange"}}
+"""What a worker's command line tells it."""
+OF_THE_OPERATOR = {"minReplicas", "maxReplicas", "template"}
+"""Of pods, and of how many there are: no worker acts on it."""
+
+
+def workers_fields(part: type[ManifestModel]) -> set[str]:
+    """Those that mean something off a cluster too."""
+    fields = {str(one.alias): one.json_schema_extra for one in part.model_fields.values()}
+    return {name for name, extra in fields.items() if CLUSTER_ONLY_KEY not in (extra or {})}
+
+
+def test_whatever_a_worker_may_read_it_reads_as_the_user_wrote_it() -> None:
+    """`reservedSleep`, `weightDeltas` and `mooncake` were left away: pods went by the defaults, without a word."""
+    asked = {
+        "trainer": {
+            **{"processesPerPod": 4, "contextParallel": 2, "reservedMemFraction": 0.4, "reservedSleep": "never"},
+            **{"fsdp": {"cpuOffload": "optimizer", "dpReplicate": 2}, "graceSeconds": 60, "replicas": 2},
+            **{"storage": {"accessMode": "ReadWriteMany"}, "reservedEngine": True},
+        },
+        "rollout": {
+            **{"leaseSeconds": 9, "lostAfterSeconds": 40, "drainSeconds": 33, "weightDeltas": "Never"},
+            **{"weightExchange": "Never", "mooncake": {"clearText": "Accepted", "rdmaDevices": "mlx5_0"}},
+            **{"engine": {"tensorParallel": 2, "memFraction": 0.5}},
+        },
+    }
+    data = fixed_children(owner(**asked))[0]["data"]["job.json"]
+    written, read = (
+        spec.model_dump(mode="json", by_alias=True)
+        for spec in (owner(**asked).job.spec, PolyRLJob.model_validate_json(data).spec)
+    )
+    for part, fields in asked.items():
+        for name in fields.keys() - BY_FLAGS[part]:
+            assert read[part][name] == written[part][name], f"{part}.{name}"
+    assert asked["trainer"].keys() >= workers_fields(TrainerSpec) - OF_THE_OPERATOR
+    assert asked["rollout"].keys() >= workers_fields(RolloutSpec) - {*OF_THE_OPERATOR, "replicas"}
 
 
 def test_workers_read_the_job_again() -> None:
