@@ -308,7 +308,7 @@ def test_ranks_share_what_is_held_and_no_activations() -> None:
 def test_what_the_host_holds_is_not_on_the_gpus() -> None:
     spec = edited(job(reserved=False), {"trainer.fsdp.cpuOffload": "all", "trainer.processesPerPod": 2})
     plan = planned(spec, "7B", on("H100")).memory
-    assert plan.host == 16 * 7_615_616_512
+    assert (plan.host, plan.on_host) == (16 * 7_615_616_512, ("weights", "gradients", "optimizer"))
     learner = plan.gpus[0]
     assert not {"weights", "gradients", "optimizer"} & learner.parts.keys()
     whole = planned(edited(spec, {"trainer.fsdp.cpuOffload": "none"}), "7B", on("H100")).memory
@@ -321,7 +321,7 @@ def test_moments_alone_are_the_hosts() -> None:
         planned(edited(spec, {"trainer.fsdp.cpuOffload": one}), "7B", on("H100")).memory
         for one in ("none", "optimizer")
     )
-    assert away.host == 8 * 7_615_616_512
+    assert (away.host, away.on_host) == (8 * 7_615_616_512, ("optimizer",))
     parts = dict(there.gpus[0].parts)
     assert parts.pop("optimizer") == 4 * 7_615_616_512
     assert away.gpus[0].parts == parts
