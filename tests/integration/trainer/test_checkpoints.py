@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from polyrl.errors import InvalidData, Superseded
+from polyrl.errors import DiskRefused, InvalidData, Superseded
 from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, latest, read_checkpoint
 from polyrl_trainer.state import TrainerState, TrainingStage
@@ -119,7 +119,7 @@ def test_the_newest_is_the_last_that_was_saved_wherever_the_clock_was_set(checkp
 
 def test_an_interrupted_save_leaves_the_older_one_and_is_swept_up(checkpoints):
     checkpoints.save(state(1), Weights()).result(WAIT_S)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DiskRefused, match="disk full"):
         checkpoints.save(state(2), Weights(fail=True)).result(WAIT_S)
     assert names(checkpoints) == ["sft-step-000001"]
     assert len(list(checkpoints.folder.iterdir())) == 2

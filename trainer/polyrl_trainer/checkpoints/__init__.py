@@ -22,18 +22,21 @@ from polyrl_trainer.checkpoints.folder import (
     latest,
     read_checkpoint,
 )
-from polyrl_trainer.checkpoints.seals import COMPLETE, checksum, replace_file, sync
+from polyrl_trainer.checkpoints.seals import COMPLETE, append, checksum, refused, replace_file, sync, writing
 
 __all__ = [
     "COMPLETE",
     "CRITIC",
     "MODEL",
     "Checkpoints",
+    "append",
     "checkpoint_name",
     "checksum",
     "complete_checkpoints",
     "latest",
     "read_checkpoint",
+    "refused",
     "replace_file",
     "sync",
+    "writing",
 ]
