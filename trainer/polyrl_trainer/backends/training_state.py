@@ -13,7 +13,7 @@ training_state.json                                      step and checksums; wri
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from polyrl.errors import UNDECODABLE, InvalidData
+from polyrl.manifest.parts.optimizer import OptimizerName
 from polyrl_trainer.checkpoints import checksum, refused, sync, writing
 
 FORMAT_VERSION = 1
@@ -33,6 +34,8 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 
 SAFETENSORS_METADATA = {"format": "pt"}
 """transformers refuses weight files that do not say this."""
+SCALES = "exp_avg_scale/"
+"""Begins names of what only moments in 8 bits have."""
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """In what safetensors says of a file that it could not write."""
 
@@ -154,12 +157,22 @@ def read_tensors(path: Path, expected: Mapping[str, torch.Tensor] | None) -> dic
 
 def check_tensors(path: Path, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     """Raises InvalidData unless both hold the same names, shapes and dtypes."""
-    if odd := sorted(found.keys() ^ expected.keys()):
-        whose = "has" if odd[0] in found else "lacks"
-        raise InvalidData(f"{path}: does not fit this model and optimizer, it {whose} {odd[0]}")
+    check_names(path, found.keys(), expected.keys())
     for name, tensor in expected.items():
         if (found[name].shape, found[name].dtype) != (tensor.shape, tensor.dtype):
             raise InvalidData(f"{path}: {name} is {_kind(found[name])}, this run needs {_kind(tensor)}")
+
+
+def check_names(path: Path, found: Set[str], expected: Set[str]) -> None:
+    """Raises InvalidData unless both are the same."""
+    if odd := sorted(found ^ expected):
+        whose = "has" if odd[0] in found else "lacks"
+        other = ""
+        if odd[0].startswith(SCALES):
+            names = (OptimizerName.ADAMW_8BIT, OptimizerName.ADAMW)
+            saved, here = names if odd[0] in found else reversed(names)
+            other = f"; it was saved with optimizer.name {saved.value}, and this run has {here.value}"
+        raise InvalidData(f"{path}: does not fit this model and optimizer, it {whose} {odd[0]}{other}")
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from polyrl.errors import InvalidData
 from polyrl_trainer.backends.fsdp.ranks import LEADER, Ranks
-from polyrl_trainer.backends.training_state import MODEL_FILE, SAFETENSORS_METADATA
+from polyrl_trainer.backends.training_state import MODEL_FILE, SAFETENSORS_METADATA, check_names
 from polyrl_trainer.checkpoints import writing
 
 _NAMES: Final = {
@@ -178,9 +178,7 @@ def read_exactly(path: Path, into: Mapping[str, torch.Tensor]) -> None:
             found = set(file.keys())
     except (OSError, SafetensorError) as error:
         raise InvalidData(f"{path}: cannot be read: {error}") from error
-    if odd := sorted(found ^ into.keys()):
-        whose = "has" if odd[0] in found else "lacks"
-        raise InvalidData(f"{path}: does not fit this model and optimizer, it {whose} {odd[0]}")
+    check_names(path, found, into.keys())
     read_shards(dict.fromkeys(into, path), into)
 
 
