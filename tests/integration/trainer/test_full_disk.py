@@ -84,6 +84,7 @@ def test_a_trainer_ends_with_one_sentence_that_names_the_file(
     assert "File too large" in last, last
     assert "the trainer needs" in last, last
     assert f"{RESULT}: cannot be written: No space left on device" in ended.stderr, "said, and not at the end"
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == [], "what was begun takes no room any more"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -116,25 +116,29 @@ class Checkpoints:
         learner waits for the future."""
         self._must_be_ours()
         unfinished = self.folder / f"{UNFINISHED_PREFIX}{checkpoint_name(state.stage, state.step)}"
-        with self._writing(unfinished):
+        begun: list[TrainFuture[None]] = []
+        with self._writing(unfinished, begun):
             shutil.rmtree(unfinished, ignore_errors=True)
-            begun = [_begin(backend, unfinished / MODEL, copied)]
+            begun.append(_begin(backend, unfinished / MODEL, copied))
             if critic is not None:
                 begun.append(_begin(critic, unfinished / CRITIC, copied))
         return self._thread.submit(lambda: self._end(state, unfinished, begun))
 
     @contextmanager
-    def _writing(self, unfinished: Path) -> Iterator[None]:
-        """Raises DiskRefused; Superseded where another trainer has removed what is not finished."""
+    def _writing(self, unfinished: Path, begun: Sequence[TrainFuture[None]]) -> Iterator[None]:
+        """Raises DiskRefused, when what was written is removed; Superseded where another trainer has removed it."""
         try:
             with writing(unfinished):
                 yield
         except DiskRefused:
+            over = not wait(begun, SAVE_DEADLINE_S).not_done
             self._must_be_ours()
+            if over:
+                shutil.rmtree(unfinished, ignore_errors=True)
             raise
 
     def _end(self, state: TrainerState, unfinished: Path, begun: Sequence[TrainFuture[None]]) -> Path:
-        with self._writing(unfinished):
+        with self._writing(unfinished, begun):
             for one in begun:
                 _await_written(one, unfinished)
             final = self._complete(state, unfinished)
