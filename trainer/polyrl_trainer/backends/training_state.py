@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from polyrl.errors import UNDECODABLE, InvalidData
 from polyrl.manifest.parts.optimizer import OptimizerName
-from polyrl_trainer.checkpoints import checksum, refused, sync, writing
+from polyrl_trainer.checkpoints import checksum, disk_refusal, sync, writing
 
 FORMAT_VERSION = 1
 STATE_FILE = "training_state.json"
@@ -81,7 +81,7 @@ def write_tensors(path: Path, by_name: Mapping[str, torch.Tensor]) -> None:
             save_file(contents, path, metadata=SAFETENSORS_METADATA)
     except SafetensorError as error:
         number = OS_ERROR.search(str(error))
-        raise refused(path, number and int(number[1]), str(error)) from error
+        raise disk_refusal(path, number and int(number[1]), str(error)) from error
 
 
 def size_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -23,7 +23,7 @@ from polyrl_trainer.checkpoints.folder import (
     latest,
     read_checkpoint,
 )
-from polyrl_trainer.checkpoints.seals import COMPLETE, append, checksum, refused, replace_file, sync, writing
+from polyrl_trainer.checkpoints.seals import COMPLETE, append, checksum, disk_refusal, replace_file, sync, writing
 
 __all__ = [
     "COMPLETE",
@@ -34,9 +34,9 @@ __all__ = [
     "checkpoint_name",
     "checksum",
     "complete_checkpoints",
+    "disk_refusal",
     "latest",
     "read_checkpoint",
-    "refused",
     "replace_file",
     "sync",
     "writing",

@@ -68,7 +68,7 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
-def refused(path: Path, number: int | None, reason: str) -> DiskRefused:
+def disk_refusal(path: Path, number: int | None, reason: str) -> DiskRefused:
     """The sentence for a file that was not written, by the system's error."""
     right = "the trainer needs a folder that it may write to, on a disk that takes files of this size"
     if number in NO_ROOM:
@@ -85,7 +85,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         named = Path(error.filename) if isinstance(error.filename, str) else path
         place = named if named.is_relative_to(path) else path
-        raise refused(place, error.errno, error.strerror or str(error)) from error
+        raise disk_refusal(place, error.errno, error.strerror or str(error)) from error
 
 
 def sync(path: Path) -> None:
