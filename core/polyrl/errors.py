@@ -7,6 +7,7 @@
     │   └── InvalidCode      the user's reward or environment cannot be loaded
     ├── ProtocolError        a peer sent something that cannot be true; the frame is counted and dropped
     ├── DeadlineExceeded     a wait ended without its event; names what was awaited, from whom, for how long
+    ├── DiskRefused          a file of ours cannot be written; names it, what was wrong and what would be right
     ├── GroupLost            processes that learn together lost one of them; a new start goes on from the checkpoint
     │   └── GroupLeft        all of one pod's are gone, and how that pod ended says whether it counts
     ├── Superseded           another process has taken this one's place; it must touch nothing any more
@@ -91,6 +92,10 @@ class DeadlineExceeded(PolyRLError):
         self.awaited = awaited
         self.counterpart = counterpart
         self.seconds = seconds
+
+
+class DiskRefused(PolyRLError):
+    """A file that cannot be written: the disk is full, or not ours to write to. The message names the file."""
 
 
 class GroupLost(PolyRLError):

@@ -22,7 +22,7 @@ from typing import Any, Final
 import structlog
 import torch
 
-from polyrl.errors import DeadlineExceeded, GroupLost, InvalidData, PolyRLError, RunFailed, Superseded
+from polyrl.errors import DeadlineExceeded, DiskRefused, GroupLost, InvalidData, PolyRLError, RunFailed, Superseded
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.manifest.environment import ENGINE_APART, LEARNER_DEVICE
 from polyrl.manifest.job import PolyRLJob, read_job
@@ -51,7 +51,7 @@ from polyrl_trainer.loops.stages import Stages
 from polyrl_trainer.metrics import METRICS, MetricsLogger, newest_moment, rewind_metrics
 from polyrl_trainer.preparation import Prepared, prepare, stop_files
 from polyrl_trainer.sample_log import log as sample_log
-from polyrl_trainer.session import Session, run_beside, was_done, write_result
+from polyrl_trainer.session import FAILED, Session, run_beside, was_done, write_result
 from polyrl_trainer.sinks.chosen import deliveries
 from polyrl_trainer.state import TrainerState, TrainingStage
 from polyrl_trainer.user_code.episodes import Episodes
@@ -166,7 +166,7 @@ async def _run_prepared(
         own=own,
         sleep=_sleep(job),
     )
-    outcome = "failed"
+    outcome = FAILED
     try:
         done = await _run_stages(arguments, job, prepared, pools, session=session, stages=stages)
         outcome = "done" if done else "stopped"
@@ -358,8 +358,9 @@ async def _stop_in_time(session: Session) -> None:
 
 
 def _is_temporary(error: Exception) -> bool:
-    """True when another process may succeed: others were awaited in vain or are at work, or this one broke."""
-    return isinstance(error, DeadlineExceeded | Superseded) or not isinstance(error, PolyRLError)
+    """True when another process may succeed: others were awaited in vain or are at work, a disk refused, or this one
+    broke."""
+    return isinstance(error, DeadlineExceeded | DiskRefused | Superseded) or not isinstance(error, PolyRLError)
 
 
 async def _report_failed(client: RolloutClient, error: Exception) -> None:

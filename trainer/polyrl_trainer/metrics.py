@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from polyrl.sample_record import SampleRecord
-from polyrl_trainer.checkpoints import replace_file
+from polyrl_trainer.checkpoints import append, replace_file, writing
 from polyrl_trainer.sinks.delivery import DELIVERY_DEADLINE_S, QUEUE_ENTRIES, STOPPED_DEADLINE_S, Delivery, SinkReport
 from polyrl_trainer.sinks.port import MetricRow, Texts, by_path
 from polyrl_trainer.state import TrainerState, TrainingStage
@@ -43,7 +43,9 @@ class MetricsLogger:
                     sink.offer(row)
         self.newest = newest_moment(run / METRICS)
         """Phase and step of the newest row, of an earlier process too; None before the first."""
-        self._file = (run / METRICS).open("a", encoding="utf-8")
+        self._path = run / METRICS
+        with writing(self._path):
+            self._file = self._path.open("ab", buffering=0)
         self._sinks = sinks
         self._offered: Counter[str] = Counter()
 
@@ -53,8 +55,8 @@ class MetricsLogger:
         # JSON has no NaN; a number that is none is left out rather than making the line unreadable.
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         now = round(time.time(), 3)
-        self._file.write(json.dumps({"time": now, "phase": phase, "step": step, **finite}) + "\n")
-        self._file.flush()
+        row = json.dumps({"time": now, "phase": phase, "step": step, **finite}) + "\n"
+        append(self._file, self._path, row.encode())
         self.newest = phase, step
         for sink in self._sinks:
             sink.offer(MetricRow(phase, before + step, time=now, values=dict(values)))

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from polyrl.checkpoints.last_save import SaveAction
-from polyrl.errors import RunFailed
+from polyrl.errors import DiskRefused, RunFailed
 from polyrl.sample import Purpose, Scored
 from polyrl.sample_record import SampleRecord, to_report
 from polyrl.wire import EngineMeasure
@@ -34,6 +34,8 @@ log = structlog.get_logger()
 Result = TypeVar("Result")
 
 RESULT: Final = "trainer-result.json"
+FAILED: Final = "failed"
+"""Outcome of a run that ends by an error."""
 
 
 @dataclass
@@ -117,13 +119,23 @@ class Session:
     def end(self, run: Path, outcome: str) -> None:
         """Writes RUN/trainer-result.json; nothing is reported or kept after it. `outcome` is done, stopped or
         failed; empty where the successor writes the result."""
-        if outcome:
-            write_result(run, self.state, outcome)  # first: the sinks may take until this process is killed
-        sinks = self.metrics.close(outcome, result_of_run(self.state, outcome))
+        try:
+            if outcome:
+                self._write_result(run, outcome)  # first: the sinks may take until this process is killed
+        finally:
+            sinks = self.metrics.close(outcome, result_of_run(self.state, outcome))
+            if self.samples is not None:
+                self.samples.close()
         if outcome and sinks:
+            self._write_result(run, outcome, sinks)
+
+    def _write_result(self, run: Path, outcome: str, sinks: Mapping[str, SinkReport] = MappingProxyType({})) -> None:
+        try:
             write_result(run, self.state, outcome, sinks)
-        if self.samples is not None:
-            self.samples.close()
+        except DiskRefused as error:
+            if outcome != FAILED:
+                raise
+            log.error("the result is not written", reason=str(error))  # whoever ends the run has its own reason
 
     def ask_to_stop(self) -> None:
         """The grace begins, once."""

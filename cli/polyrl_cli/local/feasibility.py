@@ -46,11 +46,14 @@ def feasibility(job: PolyRLJob, base: Path, resumed: RunFolder | None) -> Feasib
     assignment = GpuAssignment() if isinstance(assigned, GpuRefusal) else assigned
     model = job.spec.recipe.model
     parameters = num_parameters(model, base)
-    refused = assigned if isinstance(assigned, GpuRefusal) else gpu_fault(job.spec, parameters, assignment)
-    faults = list(_faults(job, parameters, resumed, has_gpu=bool(here.gpus)))
+    sizes = ModelSizes.of(config_fields(model, base), parameters)
+    head = 0 if sizes is None else sizes.head
+    refused = assigned if isinstance(assigned, GpuRefusal) else gpu_fault(job.spec, parameters, assignment, head)
+    too_large = memory_fault(job.spec, parameters, this_machine(has_gpu=bool(here.gpus)), head)
+    faults = list(_faults(job, resumed, too_large))
     if refused is not None:
         faults.append(_fault(refused.field, refused.sentence))
-    notes = gpu_notes(job.spec, ModelSizes.of(config_fields(model, base), parameters), assignment)
+    notes = gpu_notes(job.spec, sizes, assignment)
     return Feasibility(faults=faults, assignment=assignment, notes=[note for note in (here.note, *notes) if note])
 
 
@@ -58,12 +61,11 @@ def _fault(field: str, sentence: str) -> ManifestFault:
     return ManifestFault(("spec", *field.split(".")), sentence)
 
 
-def _faults(job: PolyRLJob, parameters: int, resumed: RunFolder | None, *, has_gpu: bool) -> Iterator[ManifestFault]:
+def _faults(job: PolyRLJob, resumed: RunFolder | None, too_large: tuple[str, str] | None) -> Iterator[ManifestFault]:
     yield from unset_variables(job)
     yield from missing_sinks(job)
     if (fault := engines_fault(job.spec)) is not None:
         yield ManifestFault(("spec", "rollout", "replicas"), fault)
-    too_large = memory_fault(job.spec, parameters, this_machine(has_gpu=has_gpu))
     if too_large is not None:
         yield _fault(*too_large)
     if resumed is not None and any(resumed.checkpoints.glob("[!.]*/COMPLETE.json")):

@@ -73,7 +73,9 @@ def _lines(plan: JobPlan, sizes: ModelSizes, name: str, *, source: str) -> Itera
     for one in plan.memory.gpus:
         yield from _gpu_lines(one)
     if plan.memory.host:
-        yield f"the learner's weights, gradients and optimizer: {_gib(plan.memory.host)} of its hosts' memory"
+        *others, last = plan.memory.on_host
+        held = f"{', '.join(others)} and {last}" if others else last
+        yield f"the learner's {held}: {_gib(plan.memory.host)} of its hosts' memory"
     yield from (f"change: {sentence}" for sentence in plan.changes)
     yield COMPUTED
 

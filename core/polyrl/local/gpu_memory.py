@@ -61,8 +61,9 @@ def fit(sizes: ModelSizes, gpu_bytes: int, recipe: RecipeSpec, ranks: int = 1, f
     return Fit(alone=max(0, left // per_token), shared=max(0, beside // per_token), fraction=fraction)
 
 
-def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment) -> GpuRefusal | None:
-    """What surely does not fit, and why; None where it may, or where sizes are not known."""
+def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment, head: int = 0) -> GpuRefusal | None:
+    """What surely does not fit, and why; None where it may, or where sizes are not known. `head`: of the parameters,
+    those of the vocabulary's."""
     dtype = spec.recipe.model.dtype
     served = SERVED_BYTES[dtype] * parameters
     copies = copies_per_engine(spec.rollout.engine)
@@ -79,8 +80,8 @@ def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment) -> GpuR
     if fsdp.cpu_offload is CpuOffload.ALL:
         return None
     shards = max(1, ranks // fsdp.dp_replicate)
-    away = moments_at_least(spec.recipe) if fsdp.cpu_offload is CpuOffload.OPTIMIZER else 0
-    rest = parameters * (learner_bytes(spec.recipe) - away) // shards
+    away = moments_at_least(spec.recipe, parameters, head) if fsdp.cpu_offload is CpuOffload.OPTIMIZER else 0
+    rest = (learner_bytes(spec.recipe, parameters, head) - away) // shards
     if rest > room:
         where = "and it learns on one GPU" if ranks == 1 else f"on each of its {ranks} GPUs"
         held = "weights and gradients" if away else "weights, gradients and optimizer state"

@@ -17,7 +17,7 @@ from typing import Final
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.rollout import EngineType
 from polyrl.manifest.spec import CpuOffload
-from polyrl.memory.learner import learner_bytes, moments_at_least
+from polyrl.memory.learner import learner_bytes, moments_at_least, parameters_at_least
 from polyrl.memory.moments import FLOAT32_BYTES
 from polyrl.memory.sizes import GIB, SERVED_BYTES
 from polyrl.worker import num_rollouts, samples_to_train, wants_engines
@@ -35,16 +35,19 @@ class Machine:
     """The learner has one."""
 
 
-def memory_fault(spec: JobSpec, parameters: int, machine: Machine) -> tuple[str, str] | None:
-    """The field to change, below spec, and a sentence with the sizes; None when the machine may hold the job."""
+def memory_fault(spec: JobSpec, parameters: int, machine: Machine, head: int = 0) -> tuple[str, str] | None:
+    """The field to change, below spec, and a sentence with the sizes; None when the machine may hold the job. `head`:
+    of the parameters, those of the vocabulary's."""
     engines = num_engines(spec)
     embedded = spec.rollout.engine.type is EngineType.EMBEDDED
     fsdp = spec.trainer.fsdp
     on_gpu = machine.has_gpu and fsdp.cpu_offload is not CpuOffload.ALL
-    held = learner_bytes(spec.recipe)
+    held = learner_bytes(spec.recipe, parameters, head)
     if on_gpu:
-        held = moments_at_least(spec.recipe) if fsdp.cpu_offload is CpuOffload.OPTIMIZER else 0
-    learner = parameters * max(FLOAT32_BYTES, held * fsdp.dp_replicate)
+        offloaded = fsdp.cpu_offload is CpuOffload.OPTIMIZER
+        held = moments_at_least(spec.recipe, parameters, head) if offloaded else 0
+    loaded = FLOAT32_BYTES * parameters_at_least(spec.recipe, parameters, head)[0]
+    learner = max(loaded, held * fsdp.dp_replicate)
     served = engines * parameters * SERVED_BYTES[spec.recipe.model.dtype] if embedded else 0
     processes = PROCESS_BYTES * (1 + (engines if embedded else 0))
     needed = learner + served + processes

@@ -18,6 +18,7 @@ from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import ActivationCheckpointing
 from polyrl.manifest.rollout import EngineType
 from polyrl.manifest.spec import CpuOffload
+from polyrl.memory.engine import USUAL_FRACTION
 from polyrl.memory.gpus import GPU_MEBIBYTES
 from polyrl.memory.heads import engine_spreads, wrong_spreads
 from polyrl.memory.sizes import GIB, ModelSizes
@@ -158,9 +159,27 @@ def _fraction(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> float:
 
 
 def _engine_edits(spec: JobSpec, sizes: ModelSizes) -> Iterator[Edits]:
-    if spec.rollout.engine.type is EngineType.SGLANG:
-        for size in (one for one in GPUS_TOGETHER if engine_spreads(sizes.heads, sizes.key_heads, one)):
-            yield {"rollout.engine.tensorParallel": size}
+    """Larger shares of its GPUs, then more GPUs, then both."""
+    if spec.rollout.engine.type is not EngineType.SGLANG:
+        return
+    shares = list(_larger_shares(spec))
+    yield from shares
+    for size in (one for one in GPUS_TOGETHER if engine_spreads(sizes.heads, sizes.key_heads, one)):
+        spread: Edits = {"rollout.engine.tensorParallel": size}
+        yield spread
+        yield from ({**share, **spread} for share in shares)
+
+
+def _larger_shares(spec: JobSpec) -> Iterator[Edits]:
+    """What an engine takes where it is not limited, for each that is limited to less, and for all."""
+    given = {
+        "trainer.reservedMemFraction": spec.trainer.reserved_mem_fraction,
+        "rollout.engine.memFraction": spec.rollout.engine.mem_fraction,
+    }
+    limited = [field for field, fraction in given.items() if fraction is not None and fraction < USUAL_FRACTION]
+    yield from ({field: USUAL_FRACTION} for field in limited)
+    if len(limited) > 1:
+        yield dict.fromkeys(limited, USUAL_FRACTION)
 
 
 def _enough(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, *, learns: bool) -> Edits | None:

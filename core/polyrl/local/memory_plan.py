@@ -14,7 +14,7 @@ from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment
 from polyrl.manifest.job import JobSpec
 from polyrl.memory.engine import EngineMemory, engine_memory
-from polyrl.memory.learner import LearnerMemory, learner_memory
+from polyrl.memory.learner import OFFLOADED, REFERENCE, LearnerMemory, holds_reference, learner_memory
 from polyrl.memory.sizes import ModelSizes
 from polyrl.worker import samples_to_train
 
@@ -63,6 +63,8 @@ class MemoryPlan:
     """Of the learner's longest pass."""
     host: int = 0
     """Bytes of the host's memory, or of all hosts', that the learner takes for what is not on its GPUs."""
+    on_host: tuple[str, ...] = ()
+    """Which parts these are of."""
 
     @property
     def fits(self) -> bool:
@@ -84,7 +86,7 @@ def plan_memory(spec: JobSpec, sizes: ModelSizes, assignment: GpuAssignment) -> 
     kinds = {RESERVED: spec.reserved_engine, ROLLOUT: spec.rollout.engine}
     engines = {use: engine_memory(sizes, engine, spec.recipe.model.dtype) for use, engine in kinds.items()}
     gpus = tuple(_plans(spec, learner, engines, assignment))
-    return MemoryPlan(gpus=gpus, pass_tokens=tokens, host=ranks * learner.host)
+    return MemoryPlan(gpus=gpus, pass_tokens=tokens, host=ranks * learner.host, on_host=_on_host(spec))
 
 
 def _plans(
@@ -132,6 +134,11 @@ def _with_engine(
 
 def _learner_parts(learner: LearnerMemory) -> dict[str, int]:
     return {name: size for name, size in asdict(learner).items() if size and name != "host"}
+
+
+def _on_host(spec: JobSpec) -> tuple[str, ...]:
+    away = OFFLOADED[spec.trainer.fsdp.cpu_offload]
+    return tuple(part for part in away if part != REFERENCE or holds_reference(spec.recipe))
 
 
 def _least(gpus: tuple[Gpu, ...]) -> int | None:

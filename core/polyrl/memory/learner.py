@@ -44,10 +44,11 @@ SELECTED: Final = (1, 1, 1, 2)
 """Values kept beside a layer's input by `selective`, in the same widths: the MLP's result, its gate, the values, and
 the queries and what attention gives."""
 ONE_MODEL: Final = FsdpSpec()
+REFERENCE: Final = "reference"
 OFFLOADED: Final = {
     CpuOffload.NONE: (),
     CpuOffload.OPTIMIZER: ("optimizer",),
-    CpuOffload.ALL: ("weights", "gradients", "optimizer", "reference"),
+    CpuOffload.ALL: ("weights", "gradients", "optimizer", REFERENCE),
 }
 """What the host holds."""
 GATHERED_LAYERS: Final = 2
@@ -104,7 +105,7 @@ def learner_memory(
         "weights": _share(FLOAT32_BYTES * sum(learned) + frozen, shards),
         "gradients": _share(FLOAT32_BYTES * sum(learned), shards),
         "optimizer": _share(sum(moments), shards),
-        "reference": _share(reference, shards),
+        REFERENCE: _share(reference, shards),
     }
     away = {name: size for name, size in held.items() if name in OFFLOADED[fsdp.cpu_offload]}
     return LearnerMemory(
@@ -121,14 +122,21 @@ def computes_in_shards(ranks: int, fsdp: FsdpSpec) -> bool:
     return ranks > 1 or fsdp.cpu_offload is CpuOffload.ALL
 
 
-def learner_bytes(recipe: RecipeSpec) -> int:
-    """What the learner holds of a parameter between passes, on all GPUs together, at least; adapters, which are few,
-    are not counted."""
-    models = len(_optimizers(recipe))
+def learner_bytes(recipe: RecipeSpec, parameters: int = 1, head: int = 0) -> int:
+    """What the learner holds of so many parameters between passes, on all GPUs together, at least; adapters, which are
+    few, are not counted. `head`: those of the vocabulary's, which not every model has (`ModelSizes.head`)."""
+    learned = parameters_at_least(recipe, parameters, head)
     if recipe.model.lora is not None:
-        return SERVED_BYTES[recipe.model.dtype] * models
-    weights_and_gradients = 2 * FLOAT32_BYTES * models
-    return weights_and_gradients + moments_at_least(recipe) + (FLOAT32_BYTES if holds_reference(recipe) else 0)
+        return SERVED_BYTES[recipe.model.dtype] * sum(learned)
+    reference = FLOAT32_BYTES * parameters if holds_reference(recipe) else 0
+    return 2 * FLOAT32_BYTES * sum(learned) + moments_at_least(recipe, parameters, head) + reference
+
+
+def parameters_at_least(recipe: RecipeSpec, parameters: int, head: int = 0) -> list[int]:
+    """Of each model that learns, the critic last: those that give values have no head over the vocabulary."""
+    headless = max(0, parameters - head)
+    first = headless if recipe.mode is Mode.REWARD_MODEL else parameters
+    return [first, headless] if trains_critic(recipe) else [first]
 
 
 def holds_reference(recipe: RecipeSpec) -> bool:
@@ -138,9 +146,12 @@ def holds_reference(recipe: RecipeSpec) -> bool:
     return recipe.mode is Mode.DPO or recipe.algorithm.kl_coefficient > 0
 
 
-def moments_at_least(recipe: RecipeSpec) -> int:
+def moments_at_least(recipe: RecipeSpec, parameters: int = 1, head: int = 0) -> int:
     """Of `learner_bytes`, what `trainer.fsdp.cpuOffload: optimizer` has in the host's memory."""
-    return 0 if recipe.model.lora is not None else sum(LEAST_MOMENT_BYTES[one] for one in _optimizers(recipe))
+    if recipe.model.lora is not None:
+        return 0
+    learned = zip(_optimizers(recipe), parameters_at_least(recipe, parameters, head), strict=True)
+    return sum(LEAST_MOMENT_BYTES[one] * count for one, count in learned)
 
 
 def _optimizers(recipe: RecipeSpec) -> list[OptimizerName]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import Future
 
 import pytest
 
-from polyrl.errors import InvalidData, Superseded
+from polyrl.errors import DiskRefused, InvalidData, Superseded
 from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, latest, read_checkpoint
+from polyrl_trainer.checkpoints.writer import Writer
 from polyrl_trainer.state import TrainerState, TrainingStage
 
 WAIT_S = 30.0
@@ -119,12 +121,51 @@ def test_the_newest_is_the_last_that_was_saved_wherever_the_clock_was_set(checkp
 
 def test_an_interrupted_save_leaves_the_older_one_and_is_swept_up(checkpoints):
     checkpoints.save(state(1), Weights()).result(WAIT_S)
-    with pytest.raises(OSError, match="disk full"):
-        checkpoints.save(state(2), Weights(fail=True)).result(WAIT_S)
+    (checkpoints.folder / ".unfinished-sft-step-000002").mkdir()
     assert names(checkpoints) == ["sft-step-000001"]
-    assert len(list(checkpoints.folder.iterdir())) == 2
     checkpoints.start()
     assert [path.name for path in checkpoints.folder.iterdir()] == ["sft-step-000001"]
+
+
+def test_a_save_that_the_disk_refuses_gives_back_the_room_that_it_took(checkpoints):
+    checkpoints.save(state(1), Weights()).result(WAIT_S)
+    with pytest.raises(DiskRefused, match="disk full"):
+        checkpoints.save(state(2), Weights(fail=True)).result(WAIT_S)
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["sft-step-000001"]
+
+
+class SlowWeights(Weights):
+    """Writes beside the caller, when it may."""
+
+    def __init__(self, fail=False):
+        super().__init__(fail)
+        self.free = threading.Event()
+
+    def save(self, folder, *, copied):
+        return Writer("slow").submit(lambda: self.free.wait(WAIT_S) and self.write(folder))
+
+
+def test_nothing_is_removed_while_another_model_of_the_save_is_written(checkpoints):
+    critic = SlowWeights()
+    saving = checkpoints.save(state(1), Weights(fail=True), critic)
+    with pytest.raises(TimeoutError):
+        saving.result(0.2)
+    critic.free.set()
+    with pytest.raises(DiskRefused, match="disk full"):
+        saving.result(WAIT_S)
+    assert list(checkpoints.folder.iterdir()) == []
+
+
+def test_what_a_successor_writes_is_not_removed(checkpoints, tmp_path):
+    successor, ours, theirs = Checkpoints(tmp_path, keep=2), SlowWeights(fail=True), SlowWeights()
+    first = checkpoints.save(state(1), ours)
+    successor.start()
+    second = successor.save(state(1), theirs)
+    ours.free.set()
+    with pytest.raises(Superseded):
+        first.result(WAIT_S)
+    theirs.free.set()
+    assert read_checkpoint(second.result(WAIT_S)) == state(1)
 
 
 def test_the_same_step_can_be_saved_again(checkpoints):

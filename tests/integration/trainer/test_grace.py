@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrl.errors import DeadlineExceeded
+from polyrl.errors import DeadlineExceeded, DiskRefused
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.checkpoints import Checkpoints, complete_checkpoints, read_checkpoint
 from polyrl_trainer.checkpoints.writer import Writer
@@ -146,14 +146,15 @@ async def test_a_failed_save_ends_the_run_and_covers_nothing(
     watching = asyncio.ensure_future(one.saves.watch())
     disk.refuses = True
     await step(one, disk, 2)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DiskRefused, match="disk full"):
         async with asyncio.timeout(WAIT_S):
             await watching
     disk.refuses = False
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DiskRefused, match="disk full"):
         await step(one, disk, 4)
     assert saved(tmp_path) == []
-    assert one.what_is_saved() == "nothing is saved: the save failed: disk full"
+    assert "nothing is saved: the save failed: " in one.what_is_saved()
+    assert "sft-step-000002: cannot be written: disk full; " in one.what_is_saved()
     await one.close_saves()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from polyrl.errors import (
     DeadlineExceeded,
+    DiskRefused,
     GroupLeft,
     GroupLost,
     InvalidCode,
@@ -82,11 +83,12 @@ def test_a_pod_leaves_at_once_when_it_is_asked_to_while_it_waits(folder: Path) -
         (RunFailed("nothing can be scored"), 1, 1),
         (ProtocolError("nonsense"), 1, 1),
         (DeadlineExceeded("a batch", "the manager", 600.0), 1, TEMPORARY_EXIT),
+        (DiskRefused("model.safetensors: cannot be written"), 1, TEMPORARY_EXIT),
         (Superseded("another trainer has come"), 1, HANDED_OVER_EXIT),
         (GroupLost("rank 1 was ended"), TEMPORARY_EXIT, TEMPORARY_EXIT),
         (GroupLeft("pod 1 is gone"), HANDED_OVER_EXIT, HANDED_OVER_EXIT),
     ],
-    ids=["invalid code", "run failed", "protocol error", "deadline", "superseded", "a rank lost", "a pod gone"],
+    ids=["invalid code", "run failed", "protocol error", "deadline", "disk", "superseded", "a rank lost", "a pod gone"],
 )
 def test_what_an_ending_says(error: PolyRLError, local: int, in_a_pod: int) -> None:
     assert exit_code_of(error, hand_over=False) == local

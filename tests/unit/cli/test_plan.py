@@ -47,6 +47,26 @@ def test_a_model_that_is_not_here_is_planned_by_its_name(tmp_path: Path, place: 
     assert "  optimizer             11.5 GiB" in lines
 
 
+@pytest.mark.parametrize(
+    ("sets", "line"),
+    [
+        (["spec.trainer.fsdp.cpuOffload=optimizer"], "the learner's optimizer: 11.5 GiB of its hosts' memory"),
+        (
+            ["spec.trainer.fsdp.cpuOffload=all"],
+            "the learner's weights, gradients and optimizer: 23.0 GiB of its hosts' memory",
+        ),
+        (
+            ["spec.trainer.fsdp.cpuOffload=all", "spec.recipe.algorithm.klCoefficient=0.1"],
+            "the learner's weights, gradients, optimizer and reference: 28.8 GiB of its hosts' memory",
+        ),
+    ],
+    ids=["moments", "all", "with a reference"],
+)
+def test_what_the_host_holds_is_named(tmp_path: Path, sets: list[str], line: str) -> None:
+    lines, _ = planned(written(tmp_path, "Qwen/Qwen2.5-1.5B"), "H100", *sets)
+    assert line in lines
+
+
 def test_what_does_not_fit_says_so(tmp_path: Path) -> None:
     lines, fits = planned(written(tmp_path, "Qwen/Qwen2.5-7B"))
     assert not fits

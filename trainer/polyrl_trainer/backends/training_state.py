@@ -12,7 +12,8 @@ training_state.json                                      step and checksums; wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from polyrl.errors import UNDECODABLE, InvalidData
-from polyrl_trainer.checkpoints import checksum, sync
+from polyrl.manifest.parts.optimizer import OptimizerName
+from polyrl_trainer.checkpoints import checksum, disk_refusal, sync, writing
 
 FORMAT_VERSION = 1
 STATE_FILE = "training_state.json"
@@ -32,6 +34,10 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 
 SAFETENSORS_METADATA = {"format": "pt"}
 """transformers refuses weight files that do not say this."""
+SCALES = "exp_avg_scale/"
+"""Begins names of what only moments in 8 bits have."""
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""In what safetensors says of a file that it could not write."""
 
 
 class TrainingState(msgspec.Struct, frozen=True):
@@ -57,22 +63,25 @@ def write_checkpoint(
 ) -> None:
     """Writes `tensors` (by file name, then tensor name) and `files` into an existing empty folder, the state last.
 
-    Raises OSError when the disk refuses.
+    Raises DiskRefused.
     """
     for name in (*tensors, *files):
-        (folder / name).parent.mkdir(exist_ok=True)
+        with writing(folder / name):
+            (folder / name).parent.mkdir(exist_ok=True)
     for name, by_name in tensors.items():
         write_tensors(folder / name, by_name)
     seal(folder, step, list(tensors), files, fsync=fsync, base=base)
 
 
 def write_tensors(path: Path, by_name: Mapping[str, torch.Tensor]) -> None:
-    """Raises OSError when the disk refuses, which safetensors tells by an error of its own."""
+    """Raises DiskRefused; safetensors has an error of its own for it."""
     contents = {key: tensor.detach().contiguous() for key, tensor in by_name.items()}
     try:
-        save_file(contents, path, metadata=SAFETENSORS_METADATA)
+        with writing(path):
+            save_file(contents, path, metadata=SAFETENSORS_METADATA)
     except SafetensorError as error:
-        raise OSError(f"{path}: cannot be written: {error}") from error
+        number = OS_ERROR.search(str(error))
+        raise disk_refusal(path, number and int(number[1]), str(error)) from error
 
 
 def size_of(tensors: Iterable[torch.Tensor]) -> int:
@@ -91,13 +100,18 @@ def seal(
 ) -> None:
     """Writes `files` beside what is `written` already, then the state, which tells what all of them must be."""
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        _write(folder / name, content)
     checksums = {name: checksum(folder / name) for name in [*written, *files]}
     state = TrainingState(FORMAT_VERSION, step, checksums=checksums, base=base)
-    (folder / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+    _write(folder / STATE_FILE, msgspec.json.format(msgspec.json.encode(state)))
     if fsync:
         for path in (*(folder / name for name in checksums), folder / STATE_FILE, folder):
             sync(path)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with writing(path):
+        path.write_bytes(content)
 
 
 def read_state(folder: Path, *, check: bool = True) -> TrainingState:
@@ -143,12 +157,22 @@ def read_tensors(path: Path, expected: Mapping[str, torch.Tensor] | None) -> dic
 
 def check_tensors(path: Path, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     """Raises InvalidData unless both hold the same names, shapes and dtypes."""
-    if odd := sorted(found.keys() ^ expected.keys()):
-        whose = "has" if odd[0] in found else "lacks"
-        raise InvalidData(f"{path}: does not fit this model and optimizer, it {whose} {odd[0]}")
+    check_names(path, found.keys(), expected.keys())
     for name, tensor in expected.items():
         if (found[name].shape, found[name].dtype) != (tensor.shape, tensor.dtype):
             raise InvalidData(f"{path}: {name} is {_kind(found[name])}, this run needs {_kind(tensor)}")
+
+
+def check_names(path: Path, found: Set[str], expected: Set[str]) -> None:
+    """Raises InvalidData unless both are the same."""
+    if odd := sorted(found ^ expected):
+        whose = "has" if odd[0] in found else "lacks"
+        other = ""
+        if odd[0].startswith(SCALES):
+            names = (OptimizerName.ADAMW_8BIT, OptimizerName.ADAMW)
+            saved, here = names if odd[0] in found else reversed(names)
+            other = f"; it was saved with optimizer.name {saved.value}, and this run has {here.value}"
+        raise InvalidData(f"{path}: does not fit this model and optimizer, it {whose} {odd[0]}{other}")
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from polyrl.errors import UNDECODABLE, DeadlineExceeded, InvalidData, Superseded
+from polyrl.errors import UNDECODABLE, DeadlineExceeded, DiskRefused, InvalidData, Superseded
 from polyrl_trainer.backend import TrainFuture, TrainingBackend
-from polyrl_trainer.checkpoints.seals import COMPLETE, check_file, seal_in, seal_of, sync, sync_all, write_synced
+from polyrl_trainer.checkpoints.seals import (
+    COMPLETE,
+    check_file,
+    seal_in,
+    seal_of,
+    sync,
+    sync_all,
+    write_synced,
+    writing,
+)
 from polyrl_trainer.checkpoints.store import CheckpointStore, name_in_store
 from polyrl_trainer.checkpoints.writer import Writer
 from polyrl_trainer.state import TrainerState, TrainingStage
@@ -58,7 +68,8 @@ class Checkpoints:
     def start(self) -> None:
         """Makes the folder ours and removes what an interrupted save left behind."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._writer.write_text(self._name)
+        with writing(self._writer):
+            self._writer.write_text(self._name)
         for replaced in self.folder.glob(f"{REPLACED_PREFIX}*"):
             if not (final := self.folder / replaced.name.removeprefix(REPLACED_PREFIX)).exists():
                 replaced.rename(final)
@@ -101,28 +112,47 @@ class Checkpoints:
     ) -> Future[Path]:
         """Begins one checkpoint, and returns when the learner may go on: with a copy of its state. The future has the
         path once it is on the disk, and older ones are pruned; or Superseded when the folder has another writer by
-        now, and what the disk refused. One at a time: the one before has to be over. Not `copied`, the learner waits
-        for the future."""
+        now, DiskRefused, or OSError of the store. One at a time: the one before has to be over. Not `copied`, the
+        learner waits for the future."""
         self._must_be_ours()
         unfinished = self.folder / f"{UNFINISHED_PREFIX}{checkpoint_name(state.stage, state.step)}"
-        try:
+        begun: list[TrainFuture[None]] = []
+        with self._writing(unfinished, begun):
             shutil.rmtree(unfinished, ignore_errors=True)
-            writing = [_begin(backend, unfinished / MODEL, copied)]
+            begun.append(_begin(backend, unfinished / MODEL, copied))
             if critic is not None:
-                writing.append(_begin(critic, unfinished / CRITIC, copied))
-        except OSError:
-            self._must_be_ours()  # who starts removes what others have not finished
-            raise
-        return self._thread.submit(lambda: self._end(state, unfinished, writing))
+                begun.append(_begin(critic, unfinished / CRITIC, copied))
+        return self._thread.submit(lambda: self._end(state, unfinished, begun))
 
-    def _end(self, state: TrainerState, unfinished: Path, writing: Sequence[TrainFuture[None]]) -> Path:
+    @contextmanager
+    def _writing(self, unfinished: Path, begun: Sequence[TrainFuture[None]]) -> Iterator[None]:
+        """Raises DiskRefused, when what was written is removed; Superseded where another trainer has removed it."""
         try:
-            for one in writing:
+            with writing(unfinished):
+                yield
+        except DiskRefused:
+            over = not wait(begun, SAVE_DEADLINE_S).not_done
+            self._must_be_ours()
+            if over:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+
+    def _end(self, state: TrainerState, unfinished: Path, begun: Sequence[TrainFuture[None]]) -> Path:
+        with self._writing(unfinished, begun):
+            for one in begun:
                 _await_written(one, unfinished)
-            return self._complete(state, unfinished)
+            final = self._complete(state, unfinished)
+        try:
+            self._put(final)
         except OSError:
             self._must_be_ours()
             raise
+        return final
+
+    def _put(self, final: Path) -> None:
+        if self._store is not None:
+            self._store.put(final, self._name)
+            self._store.prune(self._keep)
 
     def _must_be_ours(self) -> None:
         if self._writer.read_text() != self._name:
@@ -138,9 +168,6 @@ class Checkpoints:
         write_synced(unfinished / COMPLETE, msgspec.json.encode(seal_of(unfinished, state.stage_done, serial)))
         self._move_into_place(unfinished, final)
         self._prune()
-        if self._store is not None:
-            self._store.put(final, self._name)
-            self._store.prune(self._keep)
         return final
 
     def _move_into_place(self, unfinished: Path, final: Path) -> None:

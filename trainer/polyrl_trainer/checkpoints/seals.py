@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import xxhash
 
-from polyrl.errors import UNDECODABLE, InvalidData
+from polyrl.errors import UNDECODABLE, DiskRefused, InvalidData
 
 COMPLETE: Final = "COMPLETE.json"
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FileSeal(msgspec.Struct, frozen=True):
@@ -63,13 +68,34 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
+def disk_refusal(path: Path, number: int | None, reason: str) -> DiskRefused:
+    """The sentence for a file that was not written, by the system's error."""
+    right = "the trainer needs a folder that it may write to, on a disk that takes files of this size"
+    if number in NO_ROOM:
+        right = "make room on its disk, and the run can go on from its newest checkpoint"
+    return DiskRefused(f"{path}: cannot be written: {reason}; {right}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises DiskRefused where the system refuses what is done within. It names `path`, or what is below it where the
+    system does; of what it refuses to an open file it names none."""
+    try:
+        yield
+    except OSError as error:
+        named = Path(error.filename) if isinstance(error.filename, str) else path
+        place = named if named.is_relative_to(path) else path
+        raise disk_refusal(place, error.errno, error.strerror or str(error)) from error
+
+
 def sync(path: Path) -> None:
     """A file or a folder is on the disk, not only in its cache, when this returns."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with writing(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def sync_all(folder: Path) -> None:
@@ -79,13 +105,28 @@ def sync_all(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """The file has the new content or the old one, never a part."""
+    """The file has the new content or the old one, never a part. Raises DiskRefused."""
     unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_bytes(content)
-    unfinished.replace(path)
+    try:
+        with writing(path):
+            unfinished.write_bytes(content)
+            unfinished.replace(path)
+    except DiskRefused:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
+
+
+def append(file: io.FileIO, path: Path, content: bytes) -> None:
+    """All of it, to an open file without a buffer, which `path` is. Raises DiskRefused; a part may be there then."""
+    with writing(path):
+        while content:
+            content = content[file.write(content) :]
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    """Raises DiskRefused."""
+    with writing(path):
+        path.write_bytes(content)
     sync(path)
     sync(path.parent)

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import structlog
 import typer
 
-from polyrl.errors import InvalidData
+from polyrl.errors import DiskRefused, InvalidData
 from polyrl.manifest.environment import FETCHED
 from polyrl.manifest.job import read_job
 from polyrl.manifest.parts.sources import Source, summed_up
@@ -58,7 +58,7 @@ def main(
     try:
         for one in sources:
             log.info("here", path=one.path, at=str(fetch(one, manifest_dir)))
-    except InvalidData as error:
+    except (InvalidData, DiskRefused) as error:
         over.set()
         reporting.join(LAST_REPORT_S)
         print(error, file=sys.stderr)

@@ -19,7 +19,7 @@ import msgspec
 from polyrl.manifest.recipe import SampleLogSpec
 from polyrl.sample import Finish, Purpose, Scored
 from polyrl.sample_record import SAMPLES, Chosen, SampleRecord, parse_records
-from polyrl_trainer.checkpoints import replace_file
+from polyrl_trainer.checkpoints import append, replace_file, writing
 from polyrl_trainer.sample import Sample, shown_metrics
 from polyrl_trainer.sample_log.choice import choose
 from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
@@ -36,7 +36,8 @@ class SampleLog:
 
     def __init__(self, run: Path, spec: SampleLogSpec, seed: int) -> None:
         self._path, self._spec, self._seed = run / SAMPLES, spec, seed
-        self._file = self._path.open("ab", buffering=0)
+        with writing(self._path):
+            self._file = self._path.open("ab", buffering=0)
 
     def wants(self, purpose: Purpose) -> bool:
         """True when samples of this purpose are kept."""
@@ -99,7 +100,7 @@ class SampleLog:
             self._file.close()
             replace_file(self._path, b"".join(thinned(read_lines(self._path), self._spec.max_bytes // 2)))
             self._file = self._path.open("ab", buffering=0)
-        self._file.write(lines)
+        append(self._file, self._path, lines)
 
 
 def read_lines(path: Path) -> list[bytes]:

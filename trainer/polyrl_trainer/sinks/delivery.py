@@ -23,8 +23,8 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from polyrl.errors import UNDECODABLE
-from polyrl_trainer.checkpoints import replace_file
+from polyrl.errors import UNDECODABLE, DiskRefused
+from polyrl_trainer.checkpoints import replace_file, writing
 from polyrl_trainer.sinks.port import Entry, MetricRow, MetricsSink
 
 log = structlog.get_logger()
@@ -178,10 +178,11 @@ class Delivery:
 
     def _remember(self) -> None:
         try:
-            self._file.parent.mkdir(exist_ok=True)
+            with writing(self._file):
+                self._file.parent.mkdir(exist_ok=True)
             replace_file(self._file, msgspec.json.encode(self._memory))
-        except OSError as error:
-            self._failed(f"{self._file}: {error.strerror}")
+        except DiskRefused as error:
+            self._failed(str(error))
 
     def _try(self, act: Callable[[], object]) -> bool:
         try:

@@ -237,6 +237,25 @@ def test_who_gives_values_has_no_head_over_the_vocabulary(name: str, own_head: i
     assert learner_memory(sizes, rewards, tokens=1).held == 16 * (sizes.parameters - own_head)
     critic = RecipeSpec.model_validate({"model": {"path": "model"}, "algorithm": CRITIC})
     assert learner_memory(sizes, critic, tokens=1).held == 16 * (2 * sizes.parameters - own_head)
+    assert sizes.head == own_head
+    for recipe in (rewards, critic):
+        bound = learner_bytes(recipe, sizes.parameters, sizes.head)
+        assert bound == learner_memory(sizes, recipe, tokens=1).held
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer", "all"])
+def test_no_bound_refuses_a_reward_model_for_the_head_that_it_does_not_have(offload: str) -> None:
+    """7B are 105 GiB without it, and 113 GiB with it."""
+    rewards = {
+        "recipe": {"model": {"path": "model"}, "mode": "reward-model"},
+        "trainer": {"fsdp": {"cpuOffload": offload}},
+    }
+    job, enough = JobSpec.model_validate(rewards), {"none": 107, "optimizer": 54, "all": 1}[offload]
+    assert gpu_fault(job, SEVEN.parameters, alone(enough), SEVEN.head) is None
+    hosts = Machine(memory_bytes={"none": 27, "optimizer": 54, "all": 107}[offload] * GIB, has_gpu=True)
+    assert memory_fault(job, SEVEN.parameters, hosts, SEVEN.head) is None
+    assert (gpu_fault(job, SEVEN.parameters, alone(enough)) is None) == (offload == "all")
+    assert memory_fault(job, SEVEN.parameters, hosts) is not None
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,38 @@ CHANGES = [
     ),
     (job(reserved=False), "7B", on("B200", "L4"), []),
     (
+        job(reserved=False, fraction=0.01),
+        "7B",
+        on("B200", "H100"),
+        ["rollout: set rollout.engine.memFraction to 0.85"],
+    ),
+    (
+        job(reserved=False, fraction=0.3),
+        "14B",
+        on("B200", "L4"),
+        [
+            "learner: set trainer.processesPerPod to 2",
+            "learner: set trainer.fsdp.cpuOffload to optimizer, and",
+            "learner: set trainer.fsdp.cpuOffload to all",
+            "learner: set recipe.model.lora to {}",
+            "rollout: set rollout.engine.memFraction to 0.85, and rollout.engine.tensorParallel to 2",
+            "rollout: set rollout.engine.tensorParallel to 8",
+            "at least H20-96GB",
+        ],
+    ),
+    (
+        edited(job(each=2), {"trainer.reservedMemFraction": 0.01}),
+        "7B",
+        on("B200"),
+        ["reserved engine: set trainer.reservedMemFraction to 0.85"],
+    ),
+    (
+        edited(job(each=2, fraction=0.01), {"trainer.reservedMemFraction": 0.01}),
+        "7B",
+        on("B200"),
+        ["set trainer.reservedMemFraction to 0.85, and rollout.engine.memFraction to 0.85"],
+    ),
+    (
         job(reserved=False, engine={"maxContext": 200_000}),
         "7B",
         on("B200", "L4"),
@@ -171,7 +203,8 @@ CHANGES = [
 
 CASES = [
     *("half a billion, shared", "long passes, shared", "long passes, alone", "7B alone", "32B alone", "72B on both"),
-    *("small GPUs of rollouts", "long sequences there"),
+    *("small GPUs of rollouts", "a small share", "a small share of small GPUs", "a small share of the reserved engine"),
+    *("small shares of both", "long sequences there"),
 ]
 
 
@@ -308,7 +341,7 @@ def test_ranks_share_what_is_held_and_no_activations() -> None:
 def test_what_the_host_holds_is_not_on_the_gpus() -> None:
     spec = edited(job(reserved=False), {"trainer.fsdp.cpuOffload": "all", "trainer.processesPerPod": 2})
     plan = planned(spec, "7B", on("H100")).memory
-    assert plan.host == 16 * 7_615_616_512
+    assert (plan.host, plan.on_host) == (16 * 7_615_616_512, ("weights", "gradients", "optimizer"))
     learner = plan.gpus[0]
     assert not {"weights", "gradients", "optimizer"} & learner.parts.keys()
     whole = planned(edited(spec, {"trainer.fsdp.cpuOffload": "none"}), "7B", on("H100")).memory
@@ -321,7 +354,7 @@ def test_moments_alone_are_the_hosts() -> None:
         planned(edited(spec, {"trainer.fsdp.cpuOffload": one}), "7B", on("H100")).memory
         for one in ("none", "optimizer")
     )
-    assert away.host == 8 * 7_615_616_512
+    assert (away.host, away.on_host) == (8 * 7_615_616_512, ("optimizer",))
     parts = dict(there.gpus[0].parts)
     assert parts.pop("optimizer") == 4 * 7_615_616_512
     assert away.gpus[0].parts == parts

@@ -137,7 +137,7 @@ class RankModel:
 
     def save(self, folder: Path, *, copied: bool) -> TrainFuture[None]:
         """Copies this rank's part or not, and every rank's writer writes it. Raises RunFailed within a mini-batch; the
-        future's is RunFailed or OSError on every rank when a disk refuses on one."""
+        future's is DiskRefused on every rank when a disk refuses on one."""
         updates, model = self.updating(), self.policy.model
         if updates.has_gradient:
             raise RunFailed(f"{folder}: a checkpoint cannot be written within a mini-batch, before its optimizer step")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from polyrl.errors import PolyRLError, RunFailed
+from polyrl.errors import DiskRefused, PolyRLError, RunFailed
 from polyrl_trainer.backends.loopback import strangers_here
 from polyrl_trainer.backends.models.sequence_slices import SequenceSlices
 from polyrl_trainer.checkpoints.writer import Writer
@@ -260,7 +260,7 @@ class Ranks:
     def together(self, work: Callable[[], R], *, saving: bool = False) -> R:
         """Runs `work`, in which no rank waits for another, and fails on every rank where it fails on one: with its own
         error there, with RunFailed elsewhere, which names the first such rank and says its reason. `saving`: on every
-        rank this is its writer's thread, beside the collectives of the others."""
+        rank this is its writer's thread, beside the collectives of the others, and the error DiskRefused."""
         error: PolyRLError | OSError | None = None
         try:
             result = work()
@@ -272,7 +272,7 @@ class Ranks:
             raise error
         failed = [f"rank {rank} of the learner: {reason}" for rank, reason in enumerate(reasons) if reason]
         if failed:
-            raise RunFailed(failed[0])
+            raise (DiskRefused if saving else RunFailed)(failed[0])
         return result
 
     def leave(self) -> None:

@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor
 
 from polyrl.errors import InvalidData
 from polyrl_trainer.backends.fsdp.ranks import LEADER, Ranks
-from polyrl_trainer.backends.training_state import MODEL_FILE, SAFETENSORS_METADATA
+from polyrl_trainer.backends.training_state import MODEL_FILE, SAFETENSORS_METADATA, check_names
+from polyrl_trainer.checkpoints import writing
 
 _NAMES: Final = {
     **{torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"},
@@ -95,13 +96,14 @@ class TensorPlace:
 
 def write_shards(path: Path, places: Mapping[str, TensorPlace], own: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
     """Every rank's writer calls this with the same names and its `own` part of each tensor. It is on the
-    disk when this returns. Raises OSError or RunFailed on every rank when a disk refuses."""
+    disk when this returns. Raises DiskRefused on every rank when a disk refuses on one."""
     header, starts = _header(places)
 
     def begin() -> None:
         if ranks.leads:
-            path.write_bytes(header)
-            os.truncate(path, len(header) + sum(one.size for one in places.values()))
+            with writing(path):
+                path.write_bytes(header)
+                os.truncate(path, len(header) + sum(one.size for one in places.values()))
 
     ranks.together(begin, saving=True)
     at = {name: len(header) + start for name, start in starts.items()}
@@ -126,7 +128,7 @@ def _write_own(
     path: Path, places: Mapping[str, TensorPlace], own: Mapping[str, torch.Tensor], starts: Mapping[str, int]
 ) -> None:
     # Never read here: by NFS a page that was read is written whole, with what another machine had in it before.
-    with open(path, "wb", opener=lambda name, _: os.open(name, os.O_WRONLY)) as file:
+    with writing(path), open(path, "wb", opener=lambda name, _: os.open(name, os.O_WRONLY)) as file:
         for name, place in places.items():
             if not place.written:
                 continue
@@ -176,9 +178,7 @@ def read_exactly(path: Path, into: Mapping[str, torch.Tensor]) -> None:
             found = set(file.keys())
     except (OSError, SafetensorError) as error:
         raise InvalidData(f"{path}: cannot be read: {error}") from error
-    if odd := sorted(found ^ into.keys()):
-        whose = "has" if odd[0] in found else "lacks"
-        raise InvalidData(f"{path}: does not fit this model and optimizer, it {whose} {odd[0]}")
+    check_names(path, found, into.keys())
     read_shards(dict.fromkeys(into, path), into)
 
 
