@@ -351,11 +351,11 @@ class Agent:
         begun = self._loop.time()
         try:
             async with asyncio.timeout(order.deadline_s), self._changing:
-                if not self._rest.asleep:
+                if self._started and not self._rest.asleep:  # one that awaits its first weights holds nothing
                     rest = [stream.assign.assignment for stream in self.book.unfinished()]
                     await self._give_back(rest, HandBackReason.RECALLED)
                     await self._engine.sleep()
-                    self._rest.asleep = True
+                self._rest.asleep = True
         except TimeoutError:
             await self._end_awake(EngineLost(f"it did not sleep within {order.deadline_s:g} s"))
         except EngineFailed as error:

@@ -115,6 +115,8 @@ class FakeEngine:
     async def sleep(self) -> None:
         await self.falls_asleep.wait()
         self._fail_if_broken()
+        if self.folder is None:
+            raise EngineFailed("the engine was not started")
         if self._running:
             raise EngineFailed("it cannot sleep while requests run")
         self.asleep, self.version = True, NO_VERSION

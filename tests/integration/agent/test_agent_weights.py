@@ -153,6 +153,20 @@ async def test_asleep_it_has_given_everything_back_and_wakes_with_the_newest_wei
     assert set(rig.manager.versions[2]) == {2}
 
 
+async def test_one_that_was_woken_and_has_no_weights_yet_falls_asleep_again(rig: Rig) -> None:
+    """The first may be on their way for minutes, and others may be done with the batch: its agent gave it up."""
+    await begin_asleep(rig)
+    await rig.manager.send(WakeUp())
+    await rig.manager.until(lambda: not rig.agent._rest.asleep, "waking")
+    await rig.manager.send(GoToSleep(5.0))
+    await rig.manager.receive(Asleep)
+    await rig.manager.send(rig.announcement(0))
+    await rig.agent._versions.settled()
+    assert (rig.engine.folder, rig.manager.all_of(WeightsLoaded)) == (None, [])
+    await rig.manager.send(WakeUp())
+    assert (await rig.manager.receive(WeightsLoaded)).version == 0
+
+
 async def test_woken_without_newer_weights_it_serves_what_it_served(rig: Rig) -> None:
     await begin_asleep(rig)
     await rig.manager.send(WakeUp())

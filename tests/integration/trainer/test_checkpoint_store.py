@@ -155,7 +155,7 @@ def test_what_the_trainer_was_killed_before_giving_is_given_at_the_next_start(
     assert there(uri) == ["sft-step-000001.1"]
 
 
-def refuse(*_: object) -> None:
+def refuse(*_: object, **_more: object) -> None:
     raise OSError("no room")
 
 
@@ -235,6 +235,70 @@ def test_a_place_that_cannot_be_reached_is_one_sentence(tmp_path: Path, monkeypa
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda uri, **_loop: __import__("no_such_package"))
     with pytest.raises(InvalidData, match=r"s3://b/p needs polyrl\[s3\], which is not installed here"):
         CheckpointStore("s3://b/p")
+
+
+REFUSED = [
+    # what of the library is refused, what a start says of it
+    pytest.param("pipe_file", "written to", id="written"),
+    pytest.param("cat_file", "read from", id="read"),
+    pytest.param("ls", "listed in", id="listed"),
+    pytest.param("rm_file", "removed from", id="removed"),
+]
+
+
+@pytest.mark.parametrize(("call", "what"), REFUSED)
+def test_what_a_run_will_ask_of_its_store_is_asked_when_it_starts(
+    call: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removal was refused at the first checkpoint above `keep`, hours later; who may not write takes no run over."""
+    store = CheckpointStore(f"memory://{tmp_path.name}")
+    store.start("first")
+    files, root = fsspec.core.url_to_fs(f"memory://{tmp_path.name}")
+
+    def denied(*_: object, **_more: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(type(files), call, denied)
+    with pytest.raises(
+        InvalidData, match=rf"^recipe\.checkpoint\.uri: nothing can be {what} memory://.*: Access Denied"
+    ):
+        store.start("second")
+    monkeypatch.undo()
+    assert files.cat_file(f"{root}/.trainer") == b"first"
+
+
+def test_a_start_leaves_its_writers_name_alone(tmp_path: Path) -> None:
+    CheckpointStore(f"file://{tmp_path}/store").start("me")
+    assert [path.name for path in (tmp_path / "store").iterdir()] == [".trainer"]
+
+
+def test_a_store_that_is_away_for_a_while_is_no_fault_of_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of InvalidData a trainer is not started again."""
+    store = CheckpointStore(f"memory://{tmp_path.name}")
+
+    def away(*_: object, **_more: object) -> None:
+        raise ConnectionError("Slow Down")
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.pipe_file", away)
+    with pytest.raises(OSError, match=r"^recipe\.checkpoint\.uri: memory://.* failed: Slow Down"):
+        store.start("me")
+
+
+def test_no_bucket_is_made_and_none_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket's name that was mistyped became one; an account of one prefix may not ask whether its bucket is."""
+    kind = "fsspec.implementations.memory.MemoryFileSystem"
+    monkeypatch.setattr(f"{kind}.protocol", ("s3", "s3a"))
+    monkeypatch.setattr(f"{kind}.makedirs", refuse)
+    CheckpointStore(f"memory://{tmp_path.name}").start("me")
+
+
+@pytest.mark.skipif(not HAS_MOTO, reason="moto, s3fs")
+def test_a_bucket_that_is_not_there_is_one_sentence(s3: str) -> None:
+    store = CheckpointStore("s3://no-such-bucket/place")
+    with pytest.raises(InvalidData, match=r"^recipe\.checkpoint\.uri: nothing can be written to s3://no-such-bucket/"):
+        store.start("me")
 
 
 def test_a_store_that_fails_later_fails_the_save(run: Callable[[str], Checkpoints], uri: str, tmp_path: Path) -> None:

@@ -28,12 +28,20 @@ R = TypeVar("R")
 
 FIELD: Final = "recipe.checkpoint.uri"
 WRITER: Final = ".trainer"
+PROBE: Final = ".probe-"
+"""Before a trainer's name, while it starts: two that start together must not remove each other's."""
 STORED_NAME: Final = re.compile(r"[a-z][a-z-]*-step-[0-9]{1,18}[.][0-9]{1,18}")
 """Of a checkpoint in a store; what is called otherwise, as a copy that somebody put there by hand, is not ours."""
 SEAL_BYTES: Final = 4 << 20
 """Of a seal: some 40,000 files, of which a checkpoint has hundreds."""
 PACKAGES: Final = {"s3": "polyrl[s3]", "s3a": "polyrl[s3]", "gs": "polyrl[gcs]", "gcs": "polyrl[gcs]"}
 """What speaks to a scheme, beside those that need nothing."""
+WITHOUT_FOLDERS: Final = {"s3", "s3a", "gs", "gcs", "az", "abfs"}
+"""Schemes where a folder is a part of names: their libraries would make a bucket that is not there, and ask for it
+first, which an account of one prefix may not."""
+REFUSALS: Final = (PermissionError, FileNotFoundError, NotADirectoryError, FileExistsError, ValueError)
+WITHOUT_ACCOUNT: Final = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
+"""Of botocore and google.auth, which need not be installed. Whatever else a store says may be over in a while."""
 
 
 class AtMost(fsspec.callbacks.Callback):  # type: ignore[misc]
@@ -70,12 +78,14 @@ class CheckpointStore:
         self._files, self._root = self._reads.files, self._reads.root
 
     def start(self, writer: str) -> None:
-        """The run's writer is `writer` from now on. Raises InvalidData where the store refuses that."""
-        try:
-            self._files.makedirs(self._root, exist_ok=True)
-            self._files.pipe_file(self._at(WRITER), writer.encode())
-        except Exception as error:
-            raise InvalidData(f"{FIELD}: nothing can be written to {self._uri}: {_reason(error)}") from error
+        """The run's writer is `writer` from now on. Raises InvalidData where the store refuses what a run will ask of
+        it, OSError where it fails."""
+        probe = f"{PROBE}{writer}"
+        self._ask_first("written to", lambda: self._note(probe, writer))
+        self._ask_first("read from", lambda: self._cat(probe))
+        self._ask_first("listed in", self._bounded_folders)
+        self._ask_first("removed from", lambda: self._files.rm_file(self._at(probe)))
+        self._ask_first("written to", lambda: self._note(WRITER, writer))
 
     def complete(self) -> dict[str, Seal]:
         """Those that are here, by name, the oldest first."""
@@ -92,7 +102,7 @@ class CheckpointStore:
         """The newest `keep` stay, and the last of each stage; what a kill left half goes too."""
         complete = self.complete()
         ordinary = [name for name, seal in complete.items() if not seal.stage_final]
-        half = [name for name in self._read(self._folders, LISTED_BYTES) if name not in complete]
+        half = [name for name in self._asked(self._bounded_folders) if name not in complete]
         for name in (*half, *ordinary[:-keep]):
             self._asked(partial(self._remove, name))
 
@@ -107,7 +117,32 @@ class CheckpointStore:
             check_file(into / file, expected)
         write_synced(into / COMPLETE, msgspec.json.encode(seal))
 
+    def _ask_first(self, what: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            if isinstance(error, REFUSALS) or type(error).__name__ in WITHOUT_ACCOUNT:
+                raise InvalidData(f"{FIELD}: nothing can be {what} {self._uri}: {_reason(error)}") from error
+            raise OSError(f"{FIELD}: {self._uri} failed: {_reason(error)}") from error
+
     # --- below: what may raise whatever a library raises --------------------------------------------------------------
+
+    def _note(self, name: str, writer: str) -> None:
+        self._make_folder(self._root)
+        self._files.pipe_file(self._at(name), writer.encode())
+
+    def _cat(self, name: str) -> bytes:
+        with self._reads.bounded(LISTED_BYTES):
+            content: bytes = self._files.cat_file(self._at(name))
+            return content
+
+    def _bounded_folders(self) -> list[str]:
+        with self._reads.bounded(LISTED_BYTES):
+            return self._folders()
+
+    def _make_folder(self, place: str) -> None:
+        if WITHOUT_FOLDERS.isdisjoint(_protocols(self._files)):
+            self._files.makedirs(place, exist_ok=True)
 
     def _put(self, checkpoint: Path, seal: Seal, name: str, writer: str) -> None:
         for file, expected in seal.files.items():
@@ -115,12 +150,12 @@ class CheckpointStore:
             size = self._files.info(self._at(name, file))["size"]
             if size != expected.size:
                 raise OSError(f"{file} has {size} bytes there, not {expected.size}")
-        if self._read(partial(self._files.cat_file, self._at(WRITER)), LISTED_BYTES).decode() != writer:
+        if self._cat(WRITER).decode() != writer:
             raise Superseded(f"{self._uri}: another trainer writes here by now")
         self._copy(checkpoint / COMPLETE, self._at(name, COMPLETE))
 
     def _copy(self, source: Path, to: str) -> None:
-        self._files.makedirs(posixpath.dirname(to), exist_ok=True)
+        self._make_folder(posixpath.dirname(to))
         self._files.put_file(str(source), to)
         if "file" in _protocols(self._files):
             sync(Path(to))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -132,6 +133,23 @@ def test_a_row_without_a_gradient_moves_on_as_in_float32() -> None:
             weights.grad = torch.zeros_like(weights)
     furthest = [float(model.each[0].detach().abs().max()) for model, _ in both]
     assert furthest[1] < 1.5 * furthest[0]
+
+
+@pytest.mark.parametrize("gradient", [1e-4, 1e-7, 1e-9, 1e-14])
+@pytest.mark.parametrize("decay", [0.95, 0.999])
+def test_small_gradients_move_weights_as_far_as_in_float32(gradient: float, decay: float) -> None:
+    """Each of billions is 1e-6 and less where their norm is 0.1, and its square 1e-12: none is below all scales."""
+    moved = []
+    for config in (PLAIN, CONFIG):
+        model, optimizer = made((16, 256), config=replace(config, betas=(0.9, decay), weight_decay=0.0))
+        (weights,) = model.each
+        weights.data.zero_()
+        draw = torch.Generator().manual_seed(1)
+        for _ in range(200):
+            weights.grad = gradient * (0.3 + torch.randn(weights.shape, generator=draw))
+            optimizer.step()
+        moved.append(float(weights.detach().norm()))
+    assert moved[1] == pytest.approx(moved[0], rel=0.01)
 
 
 def test_rows_at_a_time_and_moments_elsewhere_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from polyrl.memory.moments import BLOCK
 
 DECADES: Final = 7
 """Powers of ten that shares span."""
-LEAST_SCALE: Final = 1e-12
-"""Of a block of zeros."""
+LEAST_SCALE: Final = 1e-30
+"""Of a block of zeros, below the square of any gradient that moves a weight; its least share is a normal float32 still.
+With torchao's 1e-12 gradients of 1e-6 and less moved weights by up to 0.7 and 1.6 times what they should."""
 SCALE: Final = "_scale"
 """After a moment's name: float32[rows, columns / BLOCK] beside its codes, uint8[rows, columns]."""
 
