@@ -41,7 +41,7 @@ def learning(monkeypatch: pytest.MonkeyPatch) -> Iterator[LearnerGroup]:
         group.close()
 
 
-@pytest.mark.parametrize(
+LOSSES = pytest.mark.parametrize(
     ("number", "sentence"),
     [
         (signal.SIGKILL, "rank 1 of the learner's 2 was ended by SIGKILL"),
@@ -49,6 +49,9 @@ def learning(monkeypatch: pytest.MonkeyPatch) -> Iterator[LearnerGroup]:
     ],
     ids=["killed", "frozen"],
 )
+
+
+@LOSSES
 def test_a_lost_rank_ends_the_group_in_time(learning: LearnerGroup, number: signal.Signals, sentence: str) -> None:
     backend = learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
     take_step(backend, [draw_samples(0, 8)])
@@ -121,14 +124,7 @@ def test_a_rank_frozen_before_all_have_met_ends_the_group(
     assert time.monotonic() - began < BOUND_S
 
 
-@pytest.mark.parametrize(
-    ("number", "sentence"),
-    [
-        (signal.SIGKILL, "rank 1 of the learner's 2 was ended by SIGKILL"),
-        (signal.SIGSTOP, f"rank 1 of the learner was silent for {SILENT_S:g} s"),
-    ],
-    ids=["killed", "frozen"],
-)
+@LOSSES
 def test_a_rank_lost_while_the_model_is_loaded_ends_the_group_in_time(
     learning: LearnerGroup, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, sentence: str
 ) -> None:
@@ -148,14 +144,7 @@ def test_a_rank_lost_while_the_model_is_loaded_ends_the_group_in_time(
     follower.wait(BOUND_S)
 
 
-@pytest.mark.parametrize(
-    ("number", "sentence"),
-    [
-        (signal.SIGKILL, "rank 1 of the learner's 2 was ended by SIGKILL"),
-        (signal.SIGSTOP, f"rank 1 of the learner was silent for {SILENT_S:g} s"),
-    ],
-    ids=["killed", "frozen"],
-)
+@LOSSES
 def test_a_rank_lost_while_a_checkpoint_is_read_ends_the_group_in_time(
     learning: LearnerGroup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals, sentence: str
 ) -> None:

@@ -46,7 +46,7 @@ APART = 0.02
 MakeLearner = Callable[[ModelConfig, EngineConfig, OptimizerConfig], Learner]
 
 
-@pytest.fixture(scope="module", params=[4, 1])
+@pytest.fixture(scope="module", params=[4, 2, 1])
 def ranks(request: pytest.FixtureRequest) -> Iterator[LearnerGroup]:
     with group(request.param) as made:
         yield made
