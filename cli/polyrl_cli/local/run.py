@@ -37,7 +37,7 @@ from polyrl_cli.local.ownership import take_over
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder
 from polyrl_cli.local.runner import LocalRun
-from polyrl_cli.manifests.load import check_contents, check_files, load_manifest, notes, read_manifest
+from polyrl_cli.manifests.load import check_contents, check_files, load_for_this_machine, notes, read_manifest
 from polyrl_cli.report import summary
 from polyrl_cli.report.panel import print_summary
 from polyrl_cli.report.prints import PrintsTail
@@ -87,7 +87,7 @@ def run_command(
     if resume is not None and out is not None:
         raise UserError(f"--out {out}: a resumed run goes on in its own folder; leave --out away")
     resumed = None if resume is None else _taken_over(resume, f"--resume {resume}")
-    job = load_manifest(file, overrides)
+    job = load_for_this_machine(file, overrides)
     # A run's own job.json has every field, so it shows none that the user wrote in vain.
     remarks = notes(job) if base is None else []
     base = base or file.parent

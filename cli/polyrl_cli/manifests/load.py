@@ -50,6 +50,17 @@ def load_manifest(path: Path, sets: Sequence[str] = ()) -> PolyRLJob:
     return job_of(read_manifest(path, sets))
 
 
+def load_for_this_machine(path: Path, sets: Sequence[str] = ()) -> PolyRLJob:
+    """The same, as a local run has it: without pods `trainer.processesPerPod` is 1 where it is left out, whatever the
+    trainer's template asks for."""
+    source = read_manifest(path, sets)
+    spec = source.data.get("spec")
+    trainer = spec.get("trainer") if isinstance(spec, dict) else None
+    if isinstance(trainer, dict) and trainer.get("processesPerPod") is None:
+        trainer["processesPerPod"] = 1
+    return job_of(source)
+
+
 def read_manifest(path: Path, sets: Sequence[str] = ()) -> ManifestSource:
     """The file's data and lines, with the overrides applied, not yet validated. Raises InvalidManifest."""
     source = read_source(path)
@@ -160,8 +171,8 @@ def notes(job: PolyRLJob) -> list[str]:
 def _pods_as_processes(trainer: TrainerSpec) -> Iterator[str]:
     if trainer.replicas > 1:
         yield (
-            f"on this machine spec.trainer.replicas ({trainer.replicas}) times processesPerPod"
-            f" ({trainer.processes_per_pod}) is {trainer.learner_processes} processes that learn beside each other"
+            f"on this machine the {trainer.replicas} pods of spec.trainer.replicas are processes that learn beside each"
+            " other, for each pod processesPerPod of them, or 1 where that is left out"
         )
 
 

@@ -7,12 +7,14 @@ rest unseen, and the operator's dry run gives the API server's own verdict on th
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from polyrl.manifest.base import BY_VALUE, ManifestModel, Name, PathText
 from polyrl.manifest.parts.pod_shape import check_pod_shape, without_nulls
+
+GPU_RESOURCE: Final = "nvidia.com/gpu"
 
 
 class Container(ManifestModel):
@@ -54,6 +56,27 @@ class PodTemplate(ManifestModel):
     def _has_its_shape(self) -> Self:
         check_pod_shape(self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True))
         return self
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it asks for, 0 where none."""
+        return gpus_asked_for({"spec": self.spec.model_dump(exclude_unset=True)})
+
+
+def gpus_asked_for(template: Any) -> int:
+    """`nvidia.com/gpu` of the first container, in a template as it is written, which may be wrong; 0 where it asks for
+    none, or for devices in another way."""
+    found = template
+    for key in ("spec", "containers", 0, "resources", "limits", GPU_RESOURCE):
+        match found:
+            case dict():
+                found = found.get(key)
+            case [first, *_] if key == 0:
+                found = first
+            case _:
+                return 0
+    number = str(found)
+    return int(number) if number.isdecimal() else 0
 
 
 Quantity = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")]

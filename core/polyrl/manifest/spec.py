@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from polyrl.manifest.base import BY_VALUE, CLUSTER_ONLY, INT32_MAX, Count, ManifestModel, Name
 from polyrl.manifest.cluster import (
@@ -16,6 +16,7 @@ from polyrl.manifest.cluster import (
     PodTemplate,
     TelemetrySpec,
     TrainerStorage,
+    gpus_asked_for,
 )
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.manifest.rollout import EngineSpec, FaultSpec, RolloutSpec
@@ -68,15 +69,19 @@ class FsdpSpec(ManifestModel):
     pod's. 1 cuts one model over all of them."""
 
 
+_PROCESSES = ("processesPerPod", "processes_per_pod")
+
+
 class TrainerSpec(ManifestModel):
     """The learner on reserved devices."""
 
     replicas: Annotated[int, Field(ge=1, le=512)] = 1
     """Pods of `processesPerPod` processes each that learn together; a local run has all of these processes on its
     machine. Immutable unless suspended: ranks agree on their number when they start."""
-    processes_per_pod: Annotated[int, Field(ge=1, le=64)] = 1
+    processes_per_pod: int = Field(ge=1, le=64, default_factory=lambda: 1)
     """Processes that learn together in one trainer pod, or on one machine, each on a GPU of its own and with a shard of
-    weights, gradients and optimizer. Immutable unless suspended."""
+    weights, gradients and optimizer; default: the GPUs of the pod, which are the `nvidia.com/gpu` of the template's
+    first container, and 1 where it names none and on one machine. Immutable unless suspended."""
     context_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes that have each pass together, every one an equal slice of its tokens (Ulysses), so that longer samples
     fit; divides the learner's processes and the model's attention heads. Immutable unless suspended."""
@@ -101,6 +106,14 @@ class TrainerSpec(ManifestModel):
     image has it too. Immutable unless suspended."""
     storage: Annotated[TrainerStorage, CLUSTER_ONLY] = TrainerStorage()
     """Where checkpoints and metrics lie; a local run has its folder. Immutable."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_process_for_each_gpu(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or any(given.get(name) is not None for name in _PROCESSES):
+            return given
+        gpus = gpus_asked_for(given.get("template"))
+        return {**given, _PROCESSES[0]: gpus} if gpus else given
 
     @property
     def learner_processes(self) -> int:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from polyrl.cluster.acceptance import unsupported
+from polyrl.cluster.observation.job import job_facts
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.rules.between_fields import RULES
 from polyrl.manifest.rules.transitions import TRANSITIONS
@@ -68,6 +69,18 @@ def test_what_cannot_be_run_yet_is_taken_and_then_refused_by_the_field(server: A
     status, answer = server.request("POST", f"{JOBS}?dryRun=All&{STRICT}", body)
     assert status == 201, answer
     assert unsupported(PolyRLJob.model_validate(answer)).startswith(f"{case['field']}: ")
+
+
+def test_gpus_that_the_server_cannot_see_are_counted_by_the_operator(server: Any) -> None:
+    pod = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 4}}}]}}
+    for slices, refused in ((2, []), (3, ["spec.trainer.contextParallel: 3 does not divide the processes that learn"])):
+        body = changed(BASE, {"spec.trainer": {"contextParallel": slices, "template": pod}})
+        status, answer = server.request("POST", f"{JOBS}?dryRun=All&{STRICT}", body)
+        assert status == 201, answer
+        assert "processesPerPod" not in answer["spec"]["trainer"]
+        facts = job_facts(answer, pods=(), trainer=None, nodes={}, claims=(), children=(), manager=None, dry_run=None)
+        assert [facts.refusal[: len(words)] for words in refused] == refused
+        assert (facts.job is None) == bool(refused)
 
 
 @pytest.mark.parametrize("case", CHANGES, ids=lambda case: case["id"])

@@ -12,7 +12,14 @@ import pytest
 
 from polyrl.errors import InvalidManifest
 from polyrl_cli.manifests import load
-from polyrl_cli.manifests.load import check_files, load_manifest, notes, read_manifest, validation_report
+from polyrl_cli.manifests.load import (
+    check_files,
+    load_for_this_machine,
+    load_manifest,
+    notes,
+    read_manifest,
+    validation_report,
+)
 
 GOOD = """\
 apiVersion: polyrl.dev/v1alpha1
@@ -356,8 +363,20 @@ def test_cluster_only_fields_give_one_note(job: Path) -> None:
 def test_pods_that_learn_together_are_processes_here(job: Path) -> None:
     several = ["spec.trainer.replicas=2", "spec.trainer.processesPerPod=3"]
     note, _ = notes(load_manifest(job, [*several, "spec.trainer.storage.accessMode=ReadWriteMany"]))
-    expected = "spec.trainer.replicas (2) times processesPerPod (3) is 6 processes that learn beside each other"
-    assert note == f"on this machine {expected}"
+    assert note.startswith("on this machine the 2 pods of spec.trainer.replicas are processes that learn beside each")
+
+
+def test_a_gpu_of_the_trainers_pod_is_a_process_there_and_none_here(job: Path) -> None:
+    pod = "{spec: {containers: [{name: trainer, resources: {limits: {nvidia.com/gpu: 4}}}]}}"
+    sets = [f"spec.trainer.template={pod}", "spec.trainer.contextParallel=2"]
+    assert load_manifest(job, sets).spec.trainer.processes_per_pod == 4
+    with pytest.raises(InvalidManifest, match=r"2 does not divide .* processesPerPod \(1\)"):
+        load_for_this_machine(job, sets)
+    assert load_for_this_machine(job, sets[:1]).spec.trainer.processes_per_pod == 1
+    chosen = [*sets, "spec.trainer.processesPerPod=2"]
+    assert load_for_this_machine(job, chosen).spec.trainer.processes_per_pod == 2
+    with pytest.raises(InvalidManifest, match=r"3 does not divide .* processesPerPod \(4\)"):
+        load_manifest(job, [*sets, "spec.trainer.contextParallel=3"])
 
 
 def test_a_status_from_a_cluster_is_ignored(job: Path) -> None:

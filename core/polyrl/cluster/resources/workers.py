@@ -27,10 +27,10 @@ from polyrl.cluster.resources.owner import Owner, with_content_hash
 from polyrl.cluster.resources.placement import manager_placement, rollout_placement, trainer_placement
 from polyrl.cluster.resources.template import Fields, container_resources, merged_resources
 from polyrl.control import HEALTH_PATH
-from polyrl.manifest.cluster import FailurePolicy
+from polyrl.manifest.cluster import GPU_RESOURCE, FailurePolicy
 from polyrl.manifest.engine_args import gpus_per_engine
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.rules.template_gpus import GPU_RESOURCE, reserved_engine_counts
+from polyrl.manifest.rules.template_gpus import reserved_engine_counts
 from polyrl.sample import Pool
 from polyrl.worker import (
     ENGINE_SLOT,

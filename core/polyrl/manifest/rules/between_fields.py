@@ -303,7 +303,8 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         message="{trainer.contextParallel} does not divide the processes that learn, replicas ({trainer.replicas})"
         " times processesPerPod ({trainer.processesPerPod})",
         holds=lambda s: s.trainer.learner_processes % s.trainer.context_parallel == 0,
-        cel="self.trainer.replicas * self.trainer.processesPerPod % self.trainer.contextParallel == 0",
+        cel="!has(self.trainer.processesPerPod)"
+        " || self.trainer.replicas * self.trainer.processesPerPod % self.trainer.contextParallel == 0",
     ),
     Rule(
         "copies-divide-processes",
@@ -311,7 +312,8 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         message="{trainer.fsdp.dpReplicate} copies of the model do not divide the processes that learn, which are"
         " replicas ({trainer.replicas}) times processesPerPod ({trainer.processesPerPod})",
         holds=lambda s: s.trainer.learner_processes % s.trainer.fsdp.dp_replicate == 0,
-        cel="(self.trainer.replicas * self.trainer.processesPerPod) % self.trainer.fsdp.dpReplicate == 0",
+        cel="!has(self.trainer.processesPerPod)"
+        " || (self.trainer.replicas * self.trainer.processesPerPod) % self.trainer.fsdp.dpReplicate == 0",
     ),
     Rule(
         "storage-of-all-pods",

@@ -6,14 +6,13 @@ The API server cannot check it: containers are kept there unseen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
-from polyrl.manifest.cluster import PodTemplate
+from polyrl.manifest.cluster import GPU_RESOURCE, PodTemplate
 from polyrl.manifest.engine_args import gpus_per_engine
 from polyrl.manifest.job import JobSpec
 
-GPU_RESOURCE: Final = "nvidia.com/gpu"
 FORMER_SIDECAR: Final = "reserved"
 """What the initContainer was called that added to the reserved engine's, while that was a container."""
 
@@ -22,13 +21,13 @@ def reserved_engine_counts(spec: JobSpec) -> tuple[int, int]:
     """How many engines a trainer's pod holds, and the GPUs of each: one for every group of GPUs that the template's
     container asks for; with 0 GPUs each, a single one that sees whatever there is."""
     each = gpus_per_engine(spec.rollout.engine)
-    groups = _gpus(_first(spec.trainer.template)) // each if each else 0
+    groups = _gpus(spec.trainer.template) // each if each else 0
     return (groups, each) if groups else (1, 0)
 
 
 def template_notes(spec: JobSpec) -> list[str]:
     """One sentence each."""
-    trainer, rollout = _gpus(_first(spec.trainer.template)), _gpus(_first(spec.rollout.template))
+    trainer, rollout = _gpus(spec.trainer.template), _gpus(spec.rollout.template)
     each, learning = gpus_per_engine(spec.rollout.engine), spec.trainer.processes_per_pod
     shared = each if spec.trainer.reserved_engine else 0
     notes = []
@@ -46,22 +45,11 @@ def template_notes(spec: JobSpec) -> list[str]:
     return notes
 
 
-def _first(template: PodTemplate | None) -> Mapping[str, Any]:
-    return {} if template is None else template.spec.containers[0].model_extra or {}
-
-
-def _gpus(container: Mapping[str, Any]) -> int:
-    """0 where it asks for none, or for devices in another way."""
-    limits = _mapping(_mapping(container.get("resources")).get("limits"))
-    number = str(limits.get(GPU_RESOURCE, 0))
-    return int(number) if number.isdecimal() else 0
+def _gpus(template: PodTemplate | None) -> int:
+    return 0 if template is None else template.gpus
 
 
 def _init_containers(template: PodTemplate | None) -> list[Any]:
     given = None if template is None else (template.spec.model_extra or {}).get("initContainers")
     containers: Iterable[Any] = given if isinstance(given, list) else ()
-    return [one.get("name") for one in map(_mapping, containers)]
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return [one.get("name") for one in containers if isinstance(one, dict)]

@@ -5,6 +5,7 @@ Pod templates are compared by the operator: CEL sees only the fields that a sche
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from polyrl.manifest.rules.rule import TransitionRule
@@ -27,6 +28,12 @@ def _fixed_while_running(path: str) -> TransitionRule:
     )
 
 
+def _absent_or_fixed_while_running(path: str) -> TransitionRule:
+    """Of a field without a default that the API server could fill in."""
+    same = f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path})"
+    return replace(_fixed_while_running(path), cel=f"oldSelf.suspend || ({same})")
+
+
 TRANSITIONS: Final[tuple[TransitionRule, ...]] = (
     _immutable("managedBy"),
     _immutable("manager.port"),
@@ -37,21 +44,14 @@ TRANSITIONS: Final[tuple[TransitionRule, ...]] = (
     _immutable("recipe.mode"),
     _immutable("recipe.seed"),
     _fixed_while_running("trainer.replicas"),
-    _fixed_while_running("trainer.processesPerPod"),
+    _absent_or_fixed_while_running("trainer.processesPerPod"),
     _fixed_while_running("trainer.contextParallel"),
     _fixed_while_running("trainer.fsdp"),
     _fixed_while_running("trainer.capacity"),
     _fixed_while_running("trainer.reservedEngine"),
     _fixed_while_running("trainer.reservedSleep"),
     _fixed_while_running("trainer.graceSeconds"),
-    TransitionRule(
-        "reservedMemFraction-fixed-while-running",
-        "trainer.reservedMemFraction",
-        message="can only be changed while the job is suspended",
-        cel="oldSelf.suspend || (has(self.trainer.reservedMemFraction) == has(oldSelf.trainer.reservedMemFraction) &&"
-        " (!has(self.trainer.reservedMemFraction) ||"
-        " self.trainer.reservedMemFraction == oldSelf.trainer.reservedMemFraction))",
-    ),
+    _absent_or_fixed_while_running("trainer.reservedMemFraction"),
     TransitionRule(
         "deadline-only-shrinks",
         "activeDeadlineSeconds",

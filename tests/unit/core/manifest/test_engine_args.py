@@ -1,6 +1,7 @@
 """What SGLang's arguments say of GPUs, and pod templates that ask for others."""
 
 import pytest
+from pydantic import ValidationError
 
 from polyrl.manifest.engine_args import argument, gpus_per_engine, typed_arguments
 from polyrl.manifest.job import JobSpec
@@ -64,8 +65,12 @@ FORMER = {"initContainers": [{"name": "reserved", "resources": {"limits": {"nvid
     ("spec", "words"),
     [
         (job(template(1), template(1)), []),
-        (job(template(8), template(1)), ["trainer.template asks for 8 nvidia.com/gpu, and the learner uses 1"]),
-        (job(template("2"), template(1)), ["asks for 2"]),
+        (job(template(8), template(1)), []),
+        (
+            job({**template(8), "processesPerPod": 1}, template(1)),
+            ["trainer.template asks for 8 nvidia.com/gpu, and the learner uses 1"],
+        ),
+        (job({**template("2"), "processesPerPod": 1}, template(1)), ["asks for 2"]),
         (job(template(1), template(8)), ["rollout.template asks for 8 nvidia.com/gpu, and an engine uses 1"]),
         (job(template(1), template(1), 2), ["asks for 1 nvidia.com/gpu, and an engine uses 2"]),
         (job(template(1), template(2), 2), []),
@@ -84,7 +89,8 @@ FORMER = {"initContainers": [{"name": "reserved", "resources": {"limits": {"nvid
     ids=[
         *(
             "as used",
-            "eight for a learner",
+            "eight that learn",
+            "eight for a learner of one",
             "as text",
             "eight for an engine",
             "fewer than it is spread over",
@@ -98,6 +104,35 @@ def test_templates_that_ask_for_other_gpus_than_are_used_are_noted(spec: JobSpec
     notes = template_notes(spec)
     assert len(notes) == len(words)
     assert all(one in note for one, note in zip(words, notes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "processes"),
+    [
+        ({}, 1),
+        (template(None), 1),
+        (template(8), 8),
+        (template("4"), 4),
+        (template(0), 1),
+        ({**template(8), "processesPerPod": 2}, 2),
+        ({**template(8), "processesPerPod": None}, 8),
+        ({"template": {"spec": {"containers": [{"name": "a", "resources": {"claims": [{"name": "gpus"}]}}]}}}, 1),
+    ],
+    ids=["no pod", "no GPUs", "eight", "as text", "none", "chosen", "left empty", "of a DRA driver"],
+)
+def test_the_learner_has_a_process_for_each_gpu_of_its_pod_unless_it_is_set(trainer: dict, processes: int) -> None:
+    assert job(trainer, {}).trainer.processes_per_pod == processes
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["8", [], {"spec": 8}, {"spec": {"containers": {}}}, {"spec": {"containers": [8]}}],
+    ids=["a text", "a list", "no spec", "no containers", "no container"],
+)
+def test_a_template_that_is_none_has_its_own_fault_and_no_other(wrong: object) -> None:
+    with pytest.raises(ValidationError) as refused:
+        job({"template": wrong}, {})
+    assert {one["loc"][:2] for one in refused.value.errors()} == {("trainer", "template")}
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,13 @@ def changed(path: str, value: Any, **more: Any) -> dict[str, Any]:
 BEFORE = plain(JobSpec.model_validate(VALID))
 SUSPENDED = changed("suspend", True)
 LIMITED = changed("activeDeadlineSeconds", 60)
+
+
+def without(part: str, name: str, spec: dict[str, Any] = BEFORE) -> dict[str, Any]:
+    return spec | {part: {key: value for key, value in spec[part].items() if key != name}}
+
+
+LATER = without("trainer", "processesPerPod", LIMITED)
 TRANSITION_TABLE = [
     ("managedBy-fixed", BEFORE, changed("managedBy", "other.dev/operator"), False),
     ("port-fixed", BEFORE, changed("manager.port", 6000), False),
@@ -286,6 +293,9 @@ TRANSITION_TABLE = [
     ("replicas-fixed-while-running", BEFORE, changed("trainer.replicas", 2), False),
     ("replicas-fixed-while-running", SUSPENDED, changed("trainer.replicas", 2), True),
     ("processesPerPod-fixed-while-running", BEFORE, changed("trainer.processesPerPod", 2), False),
+    ("processesPerPod-fixed-while-running", BEFORE, without("trainer", "processesPerPod"), False),
+    ("processesPerPod-fixed-while-running", without("trainer", "processesPerPod"), BEFORE, False),
+    ("processesPerPod-fixed-while-running", without("trainer", "processesPerPod"), LATER, True),
     ("contextParallel-fixed-while-running", BEFORE, changed("trainer.contextParallel", 2), False),
     ("fsdp-fixed-while-running", BEFORE, changed("trainer.fsdp", {"dpReplicate": 1, "cpuOffload": "all"}), False),
     ("capacity-fixed-while-running", BEFORE, changed("trainer.capacity", "Any"), False),

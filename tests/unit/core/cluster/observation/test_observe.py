@@ -220,6 +220,15 @@ def test_job_that_is_none_is_refused_with_its_fields() -> None:
     assert "spec.nonsense" in seen.refusal
 
 
+def test_slices_that_do_not_divide_the_gpus_of_a_pod_are_refused_here_since_the_server_sees_no_containers() -> None:
+    job = raw_job()
+    gpus = {"resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    job["spec"]["trainer"] = {"contextParallel": 3, "template": {"spec": {"containers": [{"name": "a", **gpus}]}}}
+    assert "spec.trainer.contextParallel: 3 does not divide" in observed(job).refusal
+    job["spec"]["trainer"]["contextParallel"] = 2
+    assert observed(job).refusal == ""
+
+
 def test_status_that_cannot_be_read_is_rebuilt() -> None:
     job = raw_job() | {"status": {"rollout": {"preemptions": "many"}}}
     assert observed(job).status.rollout.preemptions == 0

@@ -412,6 +412,12 @@ def test_the_trainer_in_a_pod_learns_in_as_many_processes_as_the_manifest_says()
     assert "fsdp" not in plain, "or every job would start anew with the operator that knows the field"
 
 
+def test_the_trainer_in_a_pod_learns_in_a_process_for_each_gpu_that_its_template_asks_for() -> None:
+    gpus = template({"resources": {"limits": {"nvidia.com/gpu": 4}}})
+    data = fixed_children(owner(trainer={"template": gpus}))[0]["data"]["job.json"]
+    assert PolyRLJob.model_validate_json(data).spec.trainer.processes_per_pod == 4
+
+
 def test_what_a_pod_writes_is_bounded() -> None:
     sized = {"resources": {"requests": {"memory": "200Gi"}}}
     made = pods(owner(trainer={"template": template(sized)}))
