@@ -98,6 +98,14 @@ class DiskRefused(PolyRLError):
     """A file that cannot be written: the disk is full, or not ours to write to. The message names the file."""
 
 
+class StoreFailed(PolyRLError):
+    """A place for checkpoints cannot be reached or refuses; it may answer in a while. The message names its URI."""
+
+
+PASSING = (DeadlineExceeded, DiskRefused, StoreFailed)
+"""What may be over when another process tries again."""
+
+
 class GroupLost(PolyRLError):
     """One of the processes that learn together is gone, so that none of them can go on; all of them anew can."""
 

@@ -21,7 +21,7 @@ import structlog
 import typer
 
 from polyrl import interpreter, parent_death_signal
-from polyrl.errors import DeadlineExceeded, DiskRefused, GroupLeft, GroupLost, PolyRLError, Superseded, UserError
+from polyrl.errors import PASSING, GroupLeft, GroupLost, PolyRLError, Superseded, UserError
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_trainer.client import MAX_MANAGER_OUTAGE_S
 
@@ -113,7 +113,7 @@ def exit_code_of(error: PolyRLError, hand_over: bool) -> int:
     """The exit status for this error, for whoever may start another process."""
     if isinstance(error, GroupLeft) or (hand_over and isinstance(error, Superseded)):
         return HANDED_OVER_EXIT
-    if isinstance(error, GroupLost) or (hand_over and isinstance(error, DeadlineExceeded | DiskRefused)):
+    if isinstance(error, GroupLost) or (hand_over and isinstance(error, PASSING)):
         return TEMPORARY_EXIT
     return 2 if isinstance(error, UserError) else 1
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 import structlog
 import torch
 
-from polyrl.errors import DeadlineExceeded, DiskRefused, GroupLost, InvalidData, PolyRLError, RunFailed, Superseded
+from polyrl.errors import PASSING, GroupLost, InvalidData, PolyRLError, RunFailed, Superseded
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.manifest.environment import ENGINE_APART, LEARNER_DEVICE
 from polyrl.manifest.job import PolyRLJob, read_job
@@ -358,9 +358,9 @@ async def _stop_in_time(session: Session) -> None:
 
 
 def _is_temporary(error: Exception) -> bool:
-    """True when another process may succeed: others were awaited in vain or are at work, a disk refused, or this one
-    broke."""
-    return isinstance(error, DeadlineExceeded | DiskRefused | Superseded) or not isinstance(error, PolyRLError)
+    """True when another process may succeed: others were awaited in vain or are at work, a disk or a store refused, or
+    this one broke."""
+    return isinstance(error, (*PASSING, Superseded)) or not isinstance(error, PolyRLError)
 
 
 async def _report_failed(client: RolloutClient, error: Exception) -> None:

@@ -21,11 +21,12 @@ from polyrl.history.steps import wanted_steps
 from polyrl.manifest.base import CLUSTER_ONLY_KEY
 from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob
 from polyrl.manifest.recipe import ModelSpec, RecipeSpec
+from polyrl.manifest.rollout import EngineType
 from polyrl.manifest.rules.between_fields import broken_rules
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.rules.template_gpus import template_notes
 from polyrl.manifest.schema.crd import Schema, manifest_schema
-from polyrl.manifest.spec import JobSpec, TrainerSpec
+from polyrl.manifest.spec import JobSpec, ReservedSleep, TrainerSpec
 from polyrl_cli.manifests.checks import check_job, missing_sinks, unset_variables
 from polyrl_cli.manifests.file_checks import absolute_paths_elsewhere, file_faults
 from polyrl_cli.manifests.messages import node_at, sentence, shown, unknown_field
@@ -161,7 +162,7 @@ def notes(job: PolyRLJob) -> list[str]:
     set, all in one note."""
     given = job.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     fields = [path_text(path) for path in _cluster_only(manifest_schema(), given, ())]
-    found = list(_pods_as_processes(job.spec.trainer))
+    found = [*_pods_as_processes(job.spec.trainer), *_nothing_that_sleeps(job.spec)]
     if fields:
         has = "has" if len(fields) == 1 else "have"
         found.append(f"on this machine {', '.join(fields)} {has} no effect (cluster only)")
@@ -174,6 +175,15 @@ def _pods_as_processes(trainer: TrainerSpec) -> Iterator[str]:
             f"on this machine the {trainer.replicas} pods of spec.trainer.replicas are processes that learn beside each"
             " other, for each pod processesPerPod of them, or 1 where that is left out"
         )
+
+
+def _nothing_that_sleeps(spec: JobSpec) -> Iterator[str]:
+    if spec.trainer.reserved_sleep is not ReservedSleep.ALWAYS:
+        return
+    if not spec.trainer.reserved_engine:
+        yield "spec.trainer.reservedSleep: always has no effect without spec.trainer.reservedEngine"
+    elif spec.rollout.engine.type is not EngineType.SGLANG:
+        yield "spec.trainer.reservedSleep: always has no effect on an embedded engine, which has nothing to give back"
 
 
 def _cluster_only(node: Schema, given: Any, path: FieldPath) -> Iterator[FieldPath]:

@@ -366,6 +366,24 @@ def test_pods_that_learn_together_are_processes_here(job: Path) -> None:
     assert note.startswith("on this machine the 2 pods of spec.trainer.replicas are processes that learn beside each")
 
 
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ([], ["on an embedded engine"]),
+        (["spec.trainer.reservedEngine=false"], ["without spec.trainer.reservedEngine"]),
+        (["spec.rollout.engine.type=sglang", "spec.recipe.model={path: model}"], []),
+        (["spec.trainer.reservedSleep=auto"], []),
+    ],
+    ids=["embedded", "no such engine", "sglang", "as measured"],
+)
+def test_an_engine_that_never_sleeps_is_noted_where_it_is_to_sleep_always(
+    job: Path, sets: list[str], words: list[str]
+) -> None:
+    found = notes(load_manifest(job, ["spec.trainer.reservedSleep=always", *sets]))
+    assert len(found) == len(words)
+    assert all(one in note for one, note in zip(words, found, strict=True))
+
+
 def test_a_gpu_of_the_trainers_pod_is_a_process_there_and_none_here(job: Path) -> None:
     pod = "{spec: {containers: [{name: trainer, resources: {limits: {nvidia.com/gpu: 4}}}]}}"
     sets = [f"spec.trainer.template={pod}", "spec.trainer.contextParallel=2"]

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from polyrl.errors import InvalidData, Superseded
+from polyrl.errors import InvalidData, StoreFailed, Superseded
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, read_checkpoint
 from polyrl_trainer.checkpoints.store import CheckpointStore
 from polyrl_trainer.checkpoints.writer import Writer
@@ -213,7 +213,7 @@ def test_a_file_that_is_longer_than_its_seal_says_ends_where_it_should(
             callback.relative_update(2**20)
 
     monkeypatch.setattr(type(files), "get_file", without_end)
-    with pytest.raises(OSError, match="more bytes came than"):
+    with pytest.raises(StoreFailed, match="more bytes came than"):
         run("second")
     assert len(wrote) == 1
 
@@ -282,7 +282,7 @@ def test_a_store_that_is_away_for_a_while_is_no_fault_of_the_manifest(
         raise ConnectionError("Slow Down")
 
     monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.pipe_file", away)
-    with pytest.raises(OSError, match=r"^recipe\.checkpoint\.uri: memory://.* failed: Slow Down"):
+    with pytest.raises(StoreFailed, match=r"^recipe\.checkpoint\.uri: memory://.* failed: Slow Down"):
         store.start("me")
 
 
@@ -306,6 +306,6 @@ def test_a_store_that_fails_later_fails_the_save(run: Callable[[str], Checkpoint
     if uri.startswith("file"):
         shutil.rmtree(tmp_path / "store")
         (tmp_path / "store").touch()
-        with pytest.raises(OSError, match=r"recipe\.checkpoint\.uri: file://.*store failed: "):
+        with pytest.raises(StoreFailed, match=r"recipe\.checkpoint\.uri: file://.*store failed: "):
             save(first, 1)
         assert local(first) == ["sft-step-000001"], "the disk has it"

@@ -19,6 +19,7 @@ from polyrl.errors import (
     PolyRLError,
     ProtocolError,
     RunFailed,
+    StoreFailed,
     Superseded,
 )
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
@@ -84,11 +85,15 @@ def test_a_pod_leaves_at_once_when_it_is_asked_to_while_it_waits(folder: Path) -
         (ProtocolError("nonsense"), 1, 1),
         (DeadlineExceeded("a batch", "the manager", 600.0), 1, TEMPORARY_EXIT),
         (DiskRefused("model.safetensors: cannot be written"), 1, TEMPORARY_EXIT),
+        (StoreFailed("s3://place failed: Slow Down"), 1, TEMPORARY_EXIT),
         (Superseded("another trainer has come"), 1, HANDED_OVER_EXIT),
         (GroupLost("rank 1 was ended"), TEMPORARY_EXIT, TEMPORARY_EXIT),
         (GroupLeft("pod 1 is gone"), HANDED_OVER_EXIT, HANDED_OVER_EXIT),
     ],
-    ids=["invalid code", "run failed", "protocol error", "deadline", "disk", "superseded", "a rank lost", "a pod gone"],
+    ids=[
+        *("invalid code", "run failed", "protocol error", "deadline", "disk", "a store", "superseded", "a rank lost"),
+        "a pod gone",
+    ],
 )
 def test_what_an_ending_says(error: PolyRLError, local: int, in_a_pod: int) -> None:
     assert exit_code_of(error, hand_over=False) == local

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import fsspec
 import msgspec
 
-from polyrl.errors import UNDECODABLE, InvalidData, PolyRLError, Superseded
+from polyrl.errors import UNDECODABLE, InvalidData, PolyRLError, StoreFailed, Superseded
 from polyrl_trainer.checkpoints.bounded_reads import LISTED_BYTES, BoundedReads
 from polyrl_trainer.checkpoints.seals import COMPLETE, Seal, check_file, seal_in, sync, write_synced
 
@@ -79,7 +79,7 @@ class CheckpointStore:
 
     def start(self, writer: str) -> None:
         """The run's writer is `writer` from now on. Raises InvalidData where the store refuses what a run will ask of
-        it, OSError where it fails."""
+        it, StoreFailed where it fails."""
         probe = f"{PROBE}{writer}"
         self._ask_first("written to", lambda: self._note(probe, writer))
         self._ask_first("read from", lambda: self._cat(probe))
@@ -94,7 +94,7 @@ class CheckpointStore:
 
     def put(self, checkpoint: Path, writer: str) -> None:
         """Copies a complete one; it is here, whole, when this returns. Raises Superseded when another trainer writes
-        here by now, OSError where the store refuses."""
+        here by now, StoreFailed where the store refuses."""
         seal = seal_in(checkpoint)
         self._asked(lambda: self._put(checkpoint, seal, name_in_store(checkpoint.name, seal), writer))
 
@@ -123,7 +123,7 @@ class CheckpointStore:
         except Exception as error:
             if isinstance(error, REFUSALS) or type(error).__name__ in WITHOUT_ACCOUNT:
                 raise InvalidData(f"{FIELD}: nothing can be {what} {self._uri}: {_reason(error)}") from error
-            raise OSError(f"{FIELD}: {self._uri} failed: {_reason(error)}") from error
+            raise StoreFailed(f"{FIELD}: {self._uri} failed: {_reason(error)}") from error
 
     # --- below: what may raise whatever a library raises --------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class CheckpointStore:
         except PolyRLError:
             raise
         except Exception as error:
-            raise OSError(f"{FIELD}: {self._uri} failed: {_reason(error)}") from error
+            raise StoreFailed(f"{FIELD}: {self._uri} failed: {_reason(error)}") from error
 
     def _at(self, *parts: str) -> str:
         return posixpath.join(self._root, *parts)
