@@ -53,6 +53,7 @@ BROKEN_ONCE = {
     3010951: "a sample waited until the trainer had learned for an engine that had refused it, beside an idle one",
     3064523: "an engine that greets in a flood took the answer to a greeting on its last connection for this one's",
     3018169: "an engine of the trainer's gave tokens again after a silence, for which a batch had been held: its error",
+    7006047: "an engine that had become slow greeted anew, and the ledger's count began there: the checker's error",
     3019043: "a sample waited for the trainer to learn beside an engine that had been measured as slow: its error",
     3022262: "an engine whose greeting crossed an order to wake was taken for asleep, and the learner for alone",
 }

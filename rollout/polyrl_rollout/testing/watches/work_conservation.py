@@ -62,8 +62,9 @@ class WorkConservation:
             if not _is_far_slower(engine, [*able, *awaited])
             and self._takes(state, engine, number, _waiting(state, number))
         }
+        # What passed before a greeting tells nobody how fast an engine is.
         self._slow_since = {
-            (number, engine.name): slow.get((number, engine.name), now)
+            (number, engine.name): max(slow.get((number, engine.name), now), state.engines[one.engine].greeted_at)
             for number, one in state.assignments.items()
             if self._is_slow(state, one)
             for engine in able
