@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -257,6 +257,52 @@ async def test_a_false_manifest_is_asked_of_others(fleet: Fleet, publisher: Weig
     assert (fleet.swarms["joiner"].neighbours.choose(0.0, ()) or "").startswith("liar"), "one of them is asked first"
     publisher.close()
     assert is_right(await pull(joiner, ref), weights(0))
+
+
+def trickling(request: wire.FromPeer) -> Content | None:
+    """A manifest as large as one may be, each frame of it just before its receiver's patience ends."""
+
+    @contextmanager
+    def late() -> Iterator[None]:
+        time.sleep(SILENCE_S / 2)
+        yield
+
+    return Content(memoryview(bytes(99 << 20)), late) if isinstance(request, wire.GetManifest) else None
+
+
+async def test_a_manifest_that_trickles_is_asked_of_others(
+    fleet: Fleet, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrl_rollout.weights.peers.streams.MANIFEST_S", SILENCE_S)
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    await pull(fleet.agent("a"), ref)
+    for number in range(4):
+        fleet.server(f"trickles-{number}", trickling)
+    joiner = fleet.agent("joiner")
+    assert (fleet.swarms["joiner"].neighbours.choose(0.0, ()) or "").startswith("trickles"), "one is asked first"
+    publisher.close()
+    assert is_right(await pull(joiner, ref), weights(0))
+
+
+async def test_a_pull_is_given_up_in_the_middle_of_a_manifest_that_trickles(
+    fleet: Fleet, publisher: WeightPublisher
+) -> None:
+    ref, asked = publisher.publish(0, weights(0).items(), FILES), asyncio.Event()
+    found = asyncio.get_running_loop().call_soon_threadsafe
+
+    def find(request: wire.FromPeer) -> Content | None:
+        found(asked.set)
+        return trickling(request)
+
+    joiner = fleet.agent("joiner")
+    fleet.server("trickles", find)
+    publisher.close()
+    pulling = asyncio.create_task(joiner.pull(ref, None))
+    async with asyncio.timeout(PULLED_S):
+        await asked.wait()
+        pulling.cancel()
+        await asyncio.wait({pulling})
+    assert pulling.cancelled()
 
 
 async def test_one_that_claims_to_await_all_for_ever_holds_nobody_up(fleet: Fleet, publisher: WeightPublisher) -> None:

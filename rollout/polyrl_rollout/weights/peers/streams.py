@@ -32,6 +32,8 @@ CHOOSE_S: Final = 0.5
 USELESS_S: Final = 1.0
 """An agent that has nothing to give, and fetches nothing, is left after so long: it may not have heard of the version
 yet."""
+MANIFEST_S: Final = 10.0
+"""In which an agent gives a whole manifest: so several are tried before a pull is given up."""
 MAX_MISSES: Final = 8
 """Chunks that an agent says it has and does not give: some it may have given up meanwhile."""
 
@@ -208,8 +210,15 @@ def manifest_of_peers(swarm: Swarm, version: int, expected: bytes, check: Callab
         if name is None:
             return None
         asked.add(name)
+        until = time.monotonic() + MANIFEST_S
+
+        def check_pace(until: float = until) -> None:
+            check()
+            if time.monotonic() > until:
+                raise TimeoutError("it takes too long to give a manifest")
+
         try:
-            with swarm.dial(name, check) as stream:
+            with swarm.dial(name, check_pace) as stream:
                 found: list[memoryview] = []
 
                 def place(size: int, found: list[memoryview] = found) -> memoryview:
