@@ -260,7 +260,7 @@ async def test_a_false_manifest_is_asked_of_others(fleet: Fleet, publisher: Weig
 
 
 def trickling(request: wire.FromPeer) -> Content | None:
-    """A manifest as large as one may be, each frame of it just before its receiver's patience ends."""
+    """A manifest as large as one may be, each frame of it just before its receiver's deadline."""
 
     @contextmanager
     def late() -> Iterator[None]:

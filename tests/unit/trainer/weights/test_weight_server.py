@@ -262,14 +262,6 @@ def test_a_process_that_can_open_nothing_more_is_not_asked_again_and_again(
         monkeypatch.undo()
 
 
-def test_bandwidth_is_that_of_bulk_while_it_flows(thread: _ServingThread) -> None:
-    now = 100.0
-    for sent, after in [(1 << 20, 0.0), (1 << 20, 0.01), (1 << 20, 0.01), (200, 0.05), (300, 0.05), (1 << 20, 9.0)]:
-        now += after
-        thread._count(sent, now)
-    assert (thread.sent, thread.busy_s) == (2 << 20, pytest.approx(0.02))
-
-
 def test_taking_a_room_spells_no_peer_out(thread: _ServingThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frame by frame a peer that waits for nothing was looked for by an error, whose text holds all of the peer."""
 
