@@ -26,7 +26,7 @@ from polyrl.wire.inventory import Inventory, encode_inventory
 from polyrl.wire.roster import Roster
 from polyrl.wire.sealing import PeerHandshake, PeerKeys
 from polyrl.wire.serving import Content
-from polyrl_rollout.weights.peers.server import HANDSHAKES, UPLOADS, PeerServer
+from polyrl_rollout.weights.peers.server import HANDSHAKES, UPLOAD_CORES, UPLOADS, PeerServer
 from polyrl_rollout.weights.peers.streams import MAX_MISSES
 from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.puller import Pulled, Puller
@@ -437,6 +437,27 @@ async def test_it_serves_few_at_once(
         served = [await asyncio.to_thread(is_served, stream) for stream in taken]
         assert served.count(False) == (0 if makes_way_s else 1)
         assert len(swarm.server._uploads) <= UPLOADS
+
+
+def busy(seconds: float) -> Content:
+    """What a core has to work on for so long."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+    return content(b"x")
+
+
+async def test_who_asks_for_what_takes_long_to_make_gets_half_a_core(fleet: Fleet) -> None:
+    """Bytes alone were bounded: deltas to be undone for each chunk, or questions by the thousand, were not."""
+    giver, taker = fleet.server("giver", lambda _: busy(0.02)), PeerKeys.draw()
+    handshake = PeerHandshake(taker.towards(giver._keys.public))
+    with await asyncio.to_thread(
+        WeightStream, f"tcp://127.0.0.1:{giver.port}", handshake, PULLED_S, lambda: None
+    ) as stream:
+        begun = time.monotonic()
+        for _ in range(20):
+            assert await asyncio.to_thread(ask, stream)
+        assert time.monotonic() - begun > 0.9 * 19 * 0.02 / UPLOAD_CORES
 
 
 async def test_one_member_takes_no_place_of_another(fleet: Fleet, publisher: WeightPublisher) -> None:
