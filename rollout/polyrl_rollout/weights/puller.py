@@ -181,6 +181,8 @@ class Puller:
         chain = [
             decode_manifest(bytes(transfer.manifest(weights.version, weights.manifest_hash)), weights.manifest_hash)
         ]
+        if chain[0].version != weights.version:
+            raise ProtocolError(f"version {weights.version} calls itself {chain[0].version}")
         while (last := chain[-1]).base is not None and last.base_hash != held:
             below = decode_manifest(bytes(transfer.manifest(last.base, last.base_hash)), last.base_hash)
             if below.version != last.base:
