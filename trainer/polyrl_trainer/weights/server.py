@@ -140,11 +140,14 @@ class WeightServer:
         """Gives a new connection to the thread with the fewest; False when it cannot be opened."""
         try:
             connected, (address, *_) = self._listener.accept()
+        except OSError as error:
+            return error.errno not in NO_FILES
+        with contextlib.ExitStack() as failed, contextlib.suppress(OSError):
+            failed.callback(connected.close)
             connected.setblocking(False)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             min(self._threads, key=lambda thread: thread.num_connections).adopt(connected, address)
-        except OSError as error:
-            return error.errno not in NO_FILES
+            failed.pop_all()
         return True
 
 
@@ -201,6 +204,8 @@ class _ServingThread(threading.Thread):
                 self._listen_again()
         for peer in tuple(self._peers):
             self._end(peer)
+        while self._new:
+            self._new.popleft()[0].close()
         self._selector.close()
         for ours in (self._wake, self._waker):
             ours.close()
