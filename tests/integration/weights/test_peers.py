@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from polyrl import wire
 from polyrl.weights import WeightsRef
 from polyrl.weights.fetch_plan import PEER_AHEAD, FetchPlan
+from polyrl.weights.neighbours import NEIGHBOURS
 from polyrl.wire.inventory import Inventory, encode_inventory
 from polyrl.wire.roster import Roster
 from polyrl.wire.sealing import PeerHandshake, PeerKeys
@@ -248,10 +249,11 @@ async def test_a_source_that_fails_is_left_and_called_no_liar(
     assert poor.asked <= MOST_ASKED.get(kind, 0)
 
 
-async def test_a_false_manifest_is_asked_of_others(fleet: Fleet, publisher: WeightPublisher) -> None:
+@pytest.mark.parametrize("liars", [4, 4 * NEIGHBOURS], ids=["a few", "more than are asked at once"])
+async def test_a_false_manifest_is_asked_of_others(fleet: Fleet, publisher: WeightPublisher, liars: int) -> None:
     ref = publisher.publish(0, weights(0).items(), FILES)
     await pull(fleet.agent("a"), ref)
-    for number in range(4):
+    for number in range(liars):
         fleet.server(f"liar-{number}", lambda request: content(b"x") if isinstance(request, wire.GetManifest) else None)
     joiner = fleet.agent("joiner")
     assert (fleet.swarms["joiner"].neighbours.choose(0.0, ()) or "").startswith("liar"), "one of them is asked first"
@@ -282,6 +284,29 @@ async def test_a_manifest_that_trickles_is_asked_of_others(
     assert (fleet.swarms["joiner"].neighbours.choose(0.0, ()) or "").startswith("trickles"), "one is asked first"
     publisher.close()
     assert is_right(await pull(joiner, ref), weights(0))
+
+
+async def test_a_publisher_that_is_back_is_asked_again_however_many_manifests_trickle(
+    fleet: Fleet, publishers: Callable[..., WeightPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrl_rollout.weights.peers.streams.MANIFEST_S", SILENCE_S)
+    before, asked = publishers(), asyncio.Event()
+    ref, found = before.publish(0, weights(0).items(), FILES), asyncio.get_running_loop().call_soon_threadsafe
+
+    def find(request: wire.FromPeer) -> Content | None:
+        found(asked.set)
+        return trickling(request)
+
+    joiner = fleet.agent("joiner")
+    for number in range(NEIGHBOURS):
+        fleet.server(f"trickles-{number}", find)
+    before.close()
+    pulling = asyncio.create_task(pull(joiner, ref))
+    await asyncio.wait_for(asked.wait(), PULLED_S)
+    publishers(f"tcp://127.0.0.1:{before.server.port}").publish(0, weights(0).items(), FILES)
+    begun = time.monotonic()
+    assert is_right(await pulling, weights(0))
+    assert time.monotonic() - begun < NEIGHBOURS / 2 * SILENCE_S, "not after all of them"
 
 
 async def test_a_pull_is_given_up_in_the_middle_of_a_manifest_that_trickles(
