@@ -44,6 +44,8 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 MAX_FILES_BYTES: Final = 32 << 20
 """All small files together: a tokenizer of 256k entries is 20 MB, and the manifest has to fit one frame."""
 
+NO_TENSOR: Final = "__metadata__"
+"""What safetensors calls something else than a tensor."""
 DTYPE_BYTES: Final = {
     "F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1,
     "BOOL": 1,
@@ -257,6 +259,10 @@ def check_manifest(manifest: VersionManifest) -> None:
     """Raises ProtocolError when tensors do not tile the stream exactly, a delta has no base or is larger than what it
     makes can need, or a size, dtype or name is impossible."""
     end = _check_tensors(manifest.tensors)
+    if manifest.version < 0:
+        raise ProtocolError(f"version {manifest.version} is none")
+    if len(set(manifest.chunks)) != len({chunk.hash for chunk in manifest.chunks}):
+        raise ProtocolError("two chunks have one hash and two sizes")
     for chunk in manifest.chunks:
         if not 0 < chunk.size <= MAX_CHUNK_BYTES or len(chunk.hash) != HASH_BYTES:
             raise ProtocolError(f"a chunk of {chunk.size} bytes, or its hash, is of an impossible size")
@@ -288,6 +294,8 @@ def _check_tensors(tensors: tuple[TensorEntry, ...]) -> int:
     end = 0
     for tensor in tensors:
         width = DTYPE_BYTES.get(tensor.dtype)
+        if tensor.name == NO_TENSOR:
+            raise ProtocolError(f"a tensor may not be called {NO_TENSOR}")
         if width is None or min(tensor.shape, default=0) < 0:
             raise ProtocolError(f"tensor {tensor.name} has dtype {tensor.dtype} and shape {tensor.shape}")
         if tensor.offset != end or tensor.size != prod(tensor.shape) * width:

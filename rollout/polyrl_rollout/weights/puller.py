@@ -89,9 +89,15 @@ class Puller:
         self._keys, self._staging, self._handshake, self._swarm = keys, staging, handshake, swarm
         self._reader = reader
         self._silence_s, self._progress_s = silence_s, progress_s
+        self._transfer: Transfer | None = None
         self._deltas: dict[bytes, DeltaBytes] = {}
         """What has come of deltas, by the hash of their manifests, until a version is whole."""
         self._lasting = LastingKeys.of(keys.secret_key, keys.public_key, keys.trainer_public_key)
+
+    @property
+    def bytes_come(self) -> int:
+        """Of the newest pull, so far."""
+        return self._transfer.bytes if self._transfer is not None else 0
 
     async def pull(self, weights: WeightsRef, served: Staged | None) -> Pulled:
         """The announced version, verified, on this machine. Chunks that `served` has are copied from it.
@@ -109,6 +115,7 @@ class Puller:
             return LentStream(weights.endpoint, shown, self._silence_s, check, self._reader)
 
         transfer = Transfer(weights, dial, silence_s=self._silence_s, progress_s=self._progress_s, swarm=self._swarm)
+        self._transfer = transfer
         pulling = asyncio.create_task(asyncio.to_thread(self._pull, weights, served, transfer))
         try:
             staged = await asyncio.shield(pulling)
@@ -181,6 +188,8 @@ class Puller:
         chain = [
             decode_manifest(bytes(transfer.manifest(weights.version, weights.manifest_hash)), weights.manifest_hash)
         ]
+        if chain[0].version != weights.version:
+            raise ProtocolError(f"version {weights.version} calls itself {chain[0].version}")
         while (last := chain[-1]).base is not None and last.base_hash != held:
             below = decode_manifest(bytes(transfer.manifest(last.base, last.base_hash)), last.base_hash)
             if below.version != last.base:

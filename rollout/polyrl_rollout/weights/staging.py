@@ -134,6 +134,7 @@ class Partial:
         if manifest.base != self.manifest.version or not same_layout(manifest.tensors, self.manifest.tensors):
             raise ProtocolError(f"version {manifest.version} is no delta on version {self.manifest.version}")
         self.file.renew()
+        self.have.clear()  # in place: it is the inventory that others are given
         apply_delta(delta, self._stream, each)
         self.manifest = manifest
         self._verified.clear()

@@ -28,7 +28,8 @@ class WeightStream:
     """Asks and is answered in the same order, until `close`, which any thread may call."""
 
     def __init__(self, endpoint: str, handshake: Handshake, silence_s: float, check: Callable[[], None]) -> None:
-        """Dials. `check` is called at least every `silence_s` while something is awaited, and may raise.
+        """Dials. `check` is called at least every `silence_s` and before each frame while something is awaited, and may
+        raise.
 
         Raises OSError when nobody is there or less than SLOWEST came for `silence_s`; so do all methods."""
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -68,6 +69,8 @@ class WeightStream:
         """With what follows the answer's first word."""
         content = place(number)
         for begin, end in sealed_frames(number):
+            # Frame by frame: one that comes just in time each time would hold a large answer's receiver for ever.
+            self._check()
             self._open(content[begin:end], about)
 
     def close(self) -> None:

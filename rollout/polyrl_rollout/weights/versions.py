@@ -1,9 +1,10 @@
 """Which version an engine gets next: pulled while the old one serves, then switched to.
 
-Only the newest announcement counts: it cancels a pull that is under way, never a switch. A version that cannot be had
-or loaded is answered WeightsFailed, and the old one serves on; the manager announces again. After MAX_WEIGHTS_FAILURES
-in a row the engine is given up with the last reason: another machine may do better. While an engine serves, only loads
-count: a publisher that is away is no fault of the engine.
+Only the newest announcement counts: it cancels a pull that is under way, never a switch. But not twice in a row, as
+long as something comes: where a version takes longer to come than the next one to be made, none would ever come. A
+version that cannot be had or loaded is answered WeightsFailed, and the old one serves on; the manager announces again.
+After MAX_WEIGHTS_FAILURES in a row the engine is given up with the last reason: another machine may do better. While an
+engine serves, only loads count: a publisher that is away is no fault of the engine.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from polyrl_rollout.weights.transfer import PullFailed
 MAX_WEIGHTS_FAILURES: Final = 5
 """Versions in a row that could not be had or loaded: with the manager's pauses half a minute of failing loads, or five
 of a silent publisher."""
+COMES_S: Final = 5.0
+"""Without a chunk for so long a pull is superseded in any case."""
 RECEIPTS_KEPT: Final = 256
 """Versions of which an engine may still hold tokens, with room; 16 bytes each."""
 
@@ -46,7 +49,8 @@ class Versions:
         empty when the new one does. `give_up` ends the agent."""
         self._engine, self._puller, self._staging = engine, puller, staging
         self._switch, self._send, self._give_up = switch, send, give_up
-        self._failures = 0
+        self._failures, self._superseded = 0, False
+        """The second: the pull before was given up for a newer version."""
         self._wanted: WeightsRef | None = None
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
@@ -112,7 +116,10 @@ class Versions:
         newer = asyncio.create_task(self._changed.wait())
         try:
             await asyncio.wait({pulling, newer}, return_when=asyncio.FIRST_COMPLETED)
-            if not pulling.done():
+            if self._superseded:
+                await self._while_it_comes(pulling)
+            self._superseded = not pulling.done()
+            if self._superseded:
                 log.info("pull superseded", version=weights.version)
                 return None
             return await pulling
@@ -126,3 +133,10 @@ class Versions:
             pulling.cancel()
             newer.cancel()
             await asyncio.gather(pulling, newer, return_exceptions=True)
+
+    async def _while_it_comes(self, pulling: asyncio.Task[Pulled]) -> None:
+        """Returns once it is over, or nothing has come for a while."""
+        come = -1
+        while not pulling.done() and self._puller.bytes_come != come:
+            come = self._puller.bytes_come
+            await asyncio.wait({pulling}, timeout=COMES_S)

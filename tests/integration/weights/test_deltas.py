@@ -242,6 +242,26 @@ async def test_other_tensors_or_files_make_an_anchor(publishers: Publishers) -> 
     assert found == [False, False, False, True]
 
 
+async def test_a_version_without_a_byte_has_a_form(publishers: Publishers) -> None:
+    """The share of nothing that has changed was divided by nothing."""
+    publisher = publishers(deltas=True)
+    for version in range(2):
+        publisher.publish(version, [("empty", torch.zeros(0, 4))], FILES)
+    assert not is_delta(publisher, 1)
+
+
+async def test_a_version_that_was_announced_as_another_one_is_refused(
+    keys: Keys, staging: Staging, publishers: Publishers
+) -> None:
+    publisher, tensors = publishers(), first_tensors()
+    refs = [publisher.publish(version, tensors.items(), FILES) for version in range(2)]
+    find = publisher.server.find
+    publisher.server.find = lambda request: find(msgspec.structs.replace(request, version=0))
+    mixed = msgspec.structs.replace(refs[1], manifest_hash=refs[0].manifest_hash)
+    with pytest.raises(PullFailed, match="version 1 calls itself 0"):
+        await Puller(keys.agent, staging).pull(mixed, None)
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_given_up_at_any_moment_the_served_version_stays_and_the_next_one_comes(
     keys: Keys, staging: Staging, publishers: Publishers, seed: int

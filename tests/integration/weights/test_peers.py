@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,12 @@ from safetensors.torch import load_file
 from polyrl import wire
 from polyrl.weights import WeightsRef
 from polyrl.weights.fetch_plan import PEER_AHEAD, FetchPlan
+from polyrl.weights.neighbours import NEIGHBOURS
 from polyrl.wire.inventory import Inventory, encode_inventory
 from polyrl.wire.roster import Roster
 from polyrl.wire.sealing import PeerHandshake, PeerKeys
 from polyrl.wire.serving import Content
-from polyrl_rollout.weights.peers.server import HANDSHAKES, UPLOADS, PeerServer
+from polyrl_rollout.weights.peers.server import HANDSHAKES, UPLOAD_CORES, UPLOADS, PeerServer
 from polyrl_rollout.weights.peers.streams import MAX_MISSES
 from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.puller import Pulled, Puller
@@ -248,15 +249,85 @@ async def test_a_source_that_fails_is_left_and_called_no_liar(
     assert poor.asked <= MOST_ASKED.get(kind, 0)
 
 
-async def test_a_false_manifest_is_asked_of_others(fleet: Fleet, publisher: WeightPublisher) -> None:
+@pytest.mark.parametrize("liars", [4, 4 * NEIGHBOURS], ids=["a few", "more than are asked at once"])
+async def test_a_false_manifest_is_asked_of_others(fleet: Fleet, publisher: WeightPublisher, liars: int) -> None:
     ref = publisher.publish(0, weights(0).items(), FILES)
     await pull(fleet.agent("a"), ref)
-    for number in range(4):
+    for number in range(liars):
         fleet.server(f"liar-{number}", lambda request: content(b"x") if isinstance(request, wire.GetManifest) else None)
     joiner = fleet.agent("joiner")
     assert (fleet.swarms["joiner"].neighbours.choose(0.0, ()) or "").startswith("liar"), "one of them is asked first"
     publisher.close()
     assert is_right(await pull(joiner, ref), weights(0))
+
+
+def trickling(request: wire.FromPeer) -> Content | None:
+    """A manifest as large as one may be, each frame of it just before its receiver's deadline."""
+
+    @contextmanager
+    def late() -> Iterator[None]:
+        time.sleep(SILENCE_S / 2)
+        yield
+
+    return Content(memoryview(bytes(99 << 20)), late) if isinstance(request, wire.GetManifest) else None
+
+
+async def test_a_manifest_that_trickles_is_asked_of_others(
+    fleet: Fleet, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrl_rollout.weights.peers.streams.MANIFEST_S", SILENCE_S)
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    await pull(fleet.agent("a"), ref)
+    for number in range(4):
+        fleet.server(f"trickles-{number}", trickling)
+    joiner = fleet.agent("joiner")
+    assert (fleet.swarms["joiner"].neighbours.choose(0.0, ()) or "").startswith("trickles"), "one is asked first"
+    publisher.close()
+    assert is_right(await pull(joiner, ref), weights(0))
+
+
+async def test_a_publisher_that_is_back_is_asked_again_however_many_manifests_trickle(
+    fleet: Fleet, publishers: Callable[..., WeightPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrl_rollout.weights.peers.streams.MANIFEST_S", SILENCE_S)
+    before, asked = publishers(), asyncio.Event()
+    ref, found = before.publish(0, weights(0).items(), FILES), asyncio.get_running_loop().call_soon_threadsafe
+
+    def find(request: wire.FromPeer) -> Content | None:
+        found(asked.set)
+        return trickling(request)
+
+    joiner = fleet.agent("joiner")
+    for number in range(NEIGHBOURS):
+        fleet.server(f"trickles-{number}", find)
+    before.close()
+    pulling = asyncio.create_task(pull(joiner, ref))
+    await asyncio.wait_for(asked.wait(), PULLED_S)
+    publishers(f"tcp://127.0.0.1:{before.server.port}").publish(0, weights(0).items(), FILES)
+    begun = time.monotonic()
+    assert is_right(await pulling, weights(0))
+    assert time.monotonic() - begun < NEIGHBOURS / 2 * SILENCE_S, "not after all of them"
+
+
+async def test_a_pull_is_given_up_in_the_middle_of_a_manifest_that_trickles(
+    fleet: Fleet, publisher: WeightPublisher
+) -> None:
+    ref, asked = publisher.publish(0, weights(0).items(), FILES), asyncio.Event()
+    found = asyncio.get_running_loop().call_soon_threadsafe
+
+    def find(request: wire.FromPeer) -> Content | None:
+        found(asked.set)
+        return trickling(request)
+
+    joiner = fleet.agent("joiner")
+    fleet.server("trickles", find)
+    publisher.close()
+    pulling = asyncio.create_task(joiner.pull(ref, None))
+    async with asyncio.timeout(PULLED_S):
+        await asked.wait()
+        pulling.cancel()
+        await asyncio.wait({pulling})
+    assert pulling.cancelled()
 
 
 async def test_one_that_claims_to_await_all_for_ever_holds_nobody_up(fleet: Fleet, publisher: WeightPublisher) -> None:
@@ -391,6 +462,27 @@ async def test_it_serves_few_at_once(
         served = [await asyncio.to_thread(is_served, stream) for stream in taken]
         assert served.count(False) == (0 if makes_way_s else 1)
         assert len(swarm.server._uploads) <= UPLOADS
+
+
+def busy(seconds: float) -> Content:
+    """What a core has to work on for so long."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+    return content(b"x")
+
+
+async def test_who_asks_for_what_takes_long_to_make_gets_half_a_core(fleet: Fleet) -> None:
+    """Bytes alone were bounded: deltas to be undone for each chunk, or questions by the thousand, were not."""
+    giver, taker = fleet.server("giver", lambda _: busy(0.02)), PeerKeys.draw()
+    handshake = PeerHandshake(taker.towards(giver._keys.public))
+    with await asyncio.to_thread(
+        WeightStream, f"tcp://127.0.0.1:{giver.port}", handshake, PULLED_S, lambda: None
+    ) as stream:
+        begun = time.monotonic()
+        for _ in range(20):
+            assert await asyncio.to_thread(ask, stream)
+        assert time.monotonic() - begun > 0.9 * 19 * 0.02 / UPLOAD_CORES
 
 
 async def test_one_member_takes_no_place_of_another(fleet: Fleet, publisher: WeightPublisher) -> None:

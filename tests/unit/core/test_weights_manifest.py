@@ -161,6 +161,17 @@ def replaced(**changes: object) -> VersionManifest:
             "two tensors have one name",
             id="one name twice",
         ),
+        pytest.param(
+            replaced(tensors=(TensorEntry("__metadata__", "U8", shape=(49,), offset=0, size=49, checksum=b""),)),
+            "may not be called __metadata__",
+            id="a name that is the file's own",
+        ),
+        pytest.param(
+            replaced(chunks=(ChunkEntry(b"x" * 16, 40), ChunkEntry(b"x" * 16, 9))),
+            "one hash and two sizes",
+            id="two chunks that cannot both be what one hash says",
+        ),
+        pytest.param(replaced(version=-1), "version -1", id="a number that means none"),
         pytest.param(replaced(files=(file_entry("../evil", b""),)), "may not be called", id="a path out of the folder"),
         pytest.param(replaced(files=(file_entry(".hidden", b""),)), "may not be called", id="a hidden file"),
         pytest.param(

@@ -126,8 +126,8 @@ class FormMaker:
         bandwidth: float,
     ) -> VersionFacts:
         size = len(copied.image.data)
-        if base is None or self._deltas is False or (size < self.smallest and not self._deltas):
-            return VersionFacts(stream_bytes=size, chain=None if base is None else ())
+        if not size or base is None or self._deltas is False or (size < self.smallest and not self._deltas):
+            return VersionFacts(stream_bytes=size, chain=None if base is None or not size else ())
         bases = {number: form.manifest.base for number, form in kept.items()}
         *deltas, anchor = chain_of(base.manifest.version, bases)
         joined = asked[anchor] if deltas else 0

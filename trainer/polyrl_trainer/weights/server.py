@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import heapq
 import resource
 import selectors
 import socket
+import sys
+import termios
 import threading
 import time
 from collections import Counter, deque
@@ -32,6 +35,7 @@ from polyrl.wire import FromPuller, decode_from_puller
 from polyrl.wire.sealing import Handshake
 from polyrl.wire.serving import ROOM_BYTES, Content, ServedConnection, new_room
 from polyrl_trainer.dropped_messages import DroppedMessages
+from polyrl_trainer.weights.throughput import REMEMBERED_S, SAMPLE_S, Throughput
 
 MAX_BYTES: Final = 256 << 20
 """Sealed and not yet in the system's buffers, of all receivers together; twice what a link of 100 Gbit/s holds over
@@ -51,10 +55,6 @@ CHECK_S: Final = 0.5
 """Between checks of what is overdue."""
 NO_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Nothing more can be opened for now."""
-PAUSE_S: Final = 0.1
-"""Longer between two pieces: nobody asked."""
-PIECE_BYTES: Final = 16 << 10
-"""Smaller ones are manifests and ends of chunks, between which receivers think: they say nothing of a network."""
 THREADS: Final = 4
 """A core seals and sends some 3 GB/s; they sleep where nobody asks."""
 ALONE_FRAMES: Final = 4
@@ -119,8 +119,14 @@ class WeightServer:
     @property
     def bandwidth(self) -> float:
         """Bytes per second to all receivers while some were read; 0 before the first."""
-        busy_s = max(thread.busy_s for thread in self._threads)
-        return sum(thread.sent for thread in self._threads) / busy_s if busy_s else 0.0
+        measured = [thread.throughput for thread in self._threads]
+        seconds = max(each.seconds for each in measured)
+        return sum(each.bytes for each in measured) / seconds if seconds else 0.0
+
+    def forget_half(self) -> None:
+        """Of what the bandwidth was so far; called by any thread."""
+        for thread in self._threads:
+            thread.throughput.halve()
 
     def close(self) -> None:
         """Ends threads and connections; idempotent."""
@@ -134,11 +140,14 @@ class WeightServer:
         """Gives a new connection to the thread with the fewest; False when it cannot be opened."""
         try:
             connected, (address, *_) = self._listener.accept()
+        except OSError as error:
+            return error.errno not in NO_FILES
+        with contextlib.ExitStack() as failed, contextlib.suppress(OSError):
+            failed.callback(connected.close)
             connected.setblocking(False)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             min(self._threads, key=lambda thread: thread.num_connections).adopt(connected, address)
-        except OSError as error:
-            return error.errno not in NO_FILES
+            failed.pop_all()
         return True
 
 
@@ -159,8 +168,9 @@ class _ServingThread(threading.Thread):
         """For a room; nothing is selected for them."""
         self._stopping = False
         self._listener: socket.socket | None = None
-        self.sent, self.busy_s, self._sent_at = 0, 0.0, -inf
-        """Bytes, and the seconds between those that followed each other closely."""
+        self.throughput, self._sampled_at = Throughput(), -inf
+        self._flowing: set[_Peer] = set()
+        """Something was sent to them, and may lie in the system's buffers."""
         self._selector.register(self._wake, selectors.EVENT_READ, self._take_new)
 
     @property
@@ -186,18 +196,22 @@ class _ServingThread(threading.Thread):
         checked = time.monotonic()
         while not self._stopping:
             self._take_turns()
+            if self.throughput.is_under_way and time.monotonic() - self._sampled_at >= SAMPLE_S:
+                self._sample_throughput(time.monotonic())
             if time.monotonic() - checked >= CHECK_S:
                 checked = time.monotonic()
                 self._end_overdue(checked)
                 self._listen_again()
         for peer in tuple(self._peers):
             self._end(peer)
+        while self._new:
+            self._new.popleft()[0].close()
         self._selector.close()
         for ours in (self._wake, self._waker):
             ours.close()
 
     def _take_turns(self) -> None:
-        ready = self._selector.select(CHECK_S)
+        ready = self._selector.select(SAMPLE_S if self.throughput.is_under_way else CHECK_S)
         frames = ALONE_FRAMES if len(ready) == 1 and not self._waiting else 1
         for key, events in ready:
             if isinstance(key.data, _Peer):
@@ -278,18 +292,18 @@ class _ServingThread(threading.Thread):
             peer.left, peer.read = peer.left[sent:], peer.read + sent
             if peer.read >= LEAST_READ:
                 peer.heard, peer.read = time.monotonic(), 0
-            self._count(sent, time.monotonic())
+            self._flowing.add(peer)
+            self.throughput.send(sent, time.monotonic())
         is_over = not peer.left and peer.connection.is_waiting
         self._select(peer, selectors.EVENT_READ | (0 if is_over else selectors.EVENT_WRITE))
         return not (peer.left or is_over)
 
-    def _count(self, sent: int, now: float) -> None:
-        if sent < PIECE_BYTES:
-            return
-        if now - self._sent_at < PAUSE_S:
-            self.sent += sent
-            self.busy_s += now - self._sent_at
-        self._sent_at = now
+    def _sample_throughput(self, now: float) -> None:
+        held = {peer: unsent_bytes(peer.socket) for peer in self._flowing}
+        self.throughput.sample(sum(held.values()), now)
+        self._sampled_at, self._flowing = now, {peer for peer, unsent in held.items() if unsent}
+        if self.throughput.seconds > REMEMBERED_S:
+            self._server.forget_half()
 
     def _get_room(self, peer: _Peer) -> bool:
         if peer.room is None:
@@ -348,10 +362,16 @@ class _ServingThread(threading.Thread):
 
     def _end(self, peer: _Peer) -> None:
         self._peers.discard(peer)
+        self._flowing.discard(peer)
         self._wait_no_more(peer)
         self._selector.unregister(peer.socket)
         peer.socket.close()
         self._give_room(peer)
+
+
+def unsent_bytes(connected: socket.socket) -> int:
+    """That the system holds for a connection: not sent yet, or not confirmed."""
+    return int.from_bytes(fcntl.ioctl(connected, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def _listen(bind: str) -> socket.socket:

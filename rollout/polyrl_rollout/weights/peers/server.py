@@ -1,9 +1,9 @@
 """Gives chunks to other agents of the run, within bounds that keep this machine for its engine.
 
 A connection has a thread of its own, which copies a chunk, seals it frame by frame and sends it. There are UPLOADS
-connections at most, together at most UPLOAD_BYTES_PER_S. Who is not on the manager's list gets no byte, and who leaves
-it loses its connections. Where all are taken, the one that has asked for nothing for longest makes way; one agent has
-UPLOADS_EACH at most.
+connections at most, together at most UPLOAD_BYTES_PER_S and UPLOAD_CORES. Who is not on the manager's list gets no
+byte, and who leaves it loses its connections. Where all are taken, the one that has asked for nothing for longest makes
+way; one agent has UPLOADS_EACH at most.
 
 A connection takes its place with its first request, which shows its key. Until then it has one of HANDSHAKES others, of
 which the oldest makes way at once: a member's handshake takes milliseconds, a stranger's as long as he likes.
@@ -32,6 +32,9 @@ UPLOADS_EACH: Final = 2
 """Of one agent: an honest one dials once, and again when its machine vanished. Beyond them its own oldest makes way."""
 UPLOAD_BYTES_PER_S: Final = 500e6
 """Of all together: 4 Gbit/s, a fifth of a core, which seals 2.5 GB/s."""
+UPLOAD_CORES: Final = 0.5
+"""For finding, copying and sealing, of all together: an anchor's chunk out of which fourteen deltas are to be taken
+costs five times what another one does, and a question costs the asker next to nothing."""
 HANDSHAKES: Final = 64
 """Connections that have shown no key yet; of hundreds of strangers a second each has a tenth of a second."""
 HANDSHAKE_S: Final = 5.0
@@ -85,7 +88,7 @@ class PeerServer:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._free_at = 0.0
-        """When what was sent so far has used its time up."""
+        """When what was sent so far has used its time up, of the network or of the core."""
         self.sent = 0
         """Bytes, of all connections."""
         self._accepting = threading.Thread(target=self._accept, name="peer-server", daemon=True)
@@ -181,7 +184,9 @@ class PeerServer:
         begun = time.monotonic()
         while True:
             while not served.is_waiting:
-                self._send(upload, served.next(room))
+                used = time.thread_time()
+                piece = served.next(room)
+                self._send(upload, piece, time.thread_time() - used)
             left = HANDSHAKE_S + begun - time.monotonic() if not served.is_authentic else IDLE_S
             upload.socket.settimeout(max(0.01, left))
             data, asked = upload.socket.recv(READ_BYTES), served.requests
@@ -194,11 +199,13 @@ class PeerServer:
             if served.requests > asked:
                 upload.asked_at = time.monotonic()
 
-    def _send(self, upload: _Upload, piece: memoryview) -> None:
+    def _send(self, upload: _Upload, piece: memoryview, core_s: float) -> None:
+        """`core_s`: seconds of a core that it took to make."""
         with self._lock:
             now = time.monotonic()
             pause = max(0.0, self._free_at - now)
-            self._free_at = max(now, self._free_at) + len(piece) / UPLOAD_BYTES_PER_S
+            takes = max(len(piece) / UPLOAD_BYTES_PER_S, core_s / UPLOAD_CORES)
+            self._free_at = max(now, self._free_at) + takes
             self.sent += len(piece)
         if self._ending.wait(pause):
             raise ConnectionAbortedError

@@ -8,9 +8,11 @@ file of weights is kept. Whatever is given is hashed before: an agent does not l
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, Protocol
 
 import numpy as np
@@ -25,6 +27,9 @@ from polyrl_rollout.weights.staging import Staged
 
 KEPT_SHARE: Final = 0.5
 """Of a version's bytes that the deltas below it may take in memory: as many as a chain may have."""
+COSTLY_S: Final = 1e-3
+"""An inventory that takes longer to make, of some ten thousand chunks, is given for LISTED times as long."""
+LISTED: Final = 20
 
 
 class Readable(Protocol):
@@ -48,6 +53,8 @@ class _Shelved:
     coming: set[bytes] = field(default_factory=set)
     hashed: set[bytes] = field(default_factory=set)
     """Chunks that were found to be what they should be."""
+    listed: tuple[float, bytes] = (-inf, b"")
+    """Until when which inventory is given."""
 
 
 class Shelf:
@@ -98,7 +105,7 @@ class Shelf:
         """What answers a request of another agent."""
         if isinstance(request, GetHeld):
             entry = self._entries.get(request.manifest_hash)
-            return None if entry is None else _content(encode_inventory(_inventory(entry)))
+            return None if entry is None else _content(_listed(entry))
         for entry in self._entries.values():
             if entry.manifest.version == request.version:
                 found = entry.body if isinstance(request, GetManifest) else _verified(entry, request)
@@ -157,6 +164,16 @@ def _inventory(entry: _Shelved) -> Inventory:
     held = np.fromiter((entry.has(chunk.hash) for chunk in chunks), np.bool_, len(chunks))
     coming = np.fromiter((chunk.hash in entry.coming for chunk in chunks), np.bool_, len(chunks))
     return Inventory(held, coming, fetches=entry.fetches and not held.all())
+
+
+def _listed(entry: _Shelved) -> bytes:
+    begun = time.monotonic()
+    until, listed = entry.listed
+    if begun >= until:
+        listed = encode_inventory(_inventory(entry))
+        took = time.monotonic() - begun
+        entry.listed = begun + (LISTED * took if took > COSTLY_S else 0.0), listed
+    return listed
 
 
 def _verified(entry: _Shelved, request: GetChunk) -> bytearray | None:

@@ -32,6 +32,8 @@ CHOOSE_S: Final = 0.5
 USELESS_S: Final = 1.0
 """An agent that has nothing to give, and fetches nothing, is left after so long: it may not have heard of the version
 yet."""
+MANIFEST_S: Final = 10.0
+"""In which other agents are asked for a manifest, before the publisher is asked again: it may be back."""
 MAX_MISSES: Final = 8
 """Chunks that an agent says it has and does not give: some it may have given up meanwhile."""
 
@@ -199,9 +201,16 @@ def _inventory(stream: WeightStream, about: bytes, chunks: int) -> Inventory:
 
 
 def manifest_of_peers(swarm: Swarm, version: int, expected: bytes, check: Callable[[], None]) -> memoryview | None:
-    """The manifest of that hash from one of the agents, for when the publisher does not give it; None: none has it."""
-    asked = set[str]()
-    while len(asked) < NEIGHBOURS:
+    """The manifest of that hash from one of the agents, for when the publisher does not give it; None: none has it, or
+    gives it in time. Those are asked last the next time."""
+    asked, until = set[str](), time.monotonic() + MANIFEST_S
+
+    def check_pace() -> None:
+        check()
+        if time.monotonic() > until:
+            raise TimeoutError("it takes too long to give a manifest")
+
+    while len(asked) < NEIGHBOURS and time.monotonic() < until:
         check()
         with swarm.lock:
             name = swarm.neighbours.choose(time.monotonic(), asked)
@@ -209,7 +218,7 @@ def manifest_of_peers(swarm: Swarm, version: int, expected: bytes, check: Callab
             return None
         asked.add(name)
         try:
-            with swarm.dial(name, check) as stream:
+            with swarm.dial(name, check_pace) as stream:
                 found: list[memoryview] = []
 
                 def place(size: int, found: list[memoryview] = found) -> memoryview:
@@ -217,8 +226,10 @@ def manifest_of_peers(swarm: Swarm, version: int, expected: bytes, check: Callab
                     return found[0]
 
                 given = stream.answer(stream.ask(wire.GetManifest(version)), place)
-                if given and manifest_hash(bytes(found[0])) == expected:
-                    return found[0]
+            if given and manifest_hash(bytes(found[0])) == expected:
+                return found[0]
+            with swarm.lock:
+                swarm.neighbours.had_nothing(name, time.monotonic())
         except (OSError, ProtocolError):
             with swarm.lock:
                 swarm.neighbours.failed(name, time.monotonic())

@@ -12,12 +12,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from polyrl.errors import ProtocolError
-from polyrl.weights import VersionManifest, cut_chunks, missing_chunks, pieces, tensor_entry
+from polyrl.weights import (
+    VersionManifest,
+    cut_chunks,
+    encode_manifest,
+    manifest_hash,
+    missing_chunks,
+    pieces,
+    tensor_entry,
+)
 from polyrl.weights.deltas import encode_delta
+from polyrl.wire import GetChunk, GetHeld
+from polyrl.wire.inventory import decode_inventory
 from polyrl_rollout.weights.pages import POPULATE_READ, WEIGHTS_FILE
+from polyrl_rollout.weights.peers.shelf import Shelf
 from polyrl_rollout.weights.staging import Partial, Staged, Staging, name_of
 
 CHUNK = 64
@@ -143,6 +156,27 @@ def test_a_delta_is_applied_to_its_base_alone(staging: Staging) -> None:
     staged = staging.finish(partial)
     assert (staged.folder / "model.safetensors").read_bytes().endswith(b"".join(new))
     assert (served.folder / "model.safetensors").read_bytes().endswith(b"".join(old))
+
+
+def test_what_deltas_have_changed_is_no_longer_in_its_inventory(staging: Staging) -> None:
+    """Others asked for it, got none, and left this agent for seconds when they had asked often enough."""
+    old, new, shelf = content(0), [*content(0)[:3], bytes([9]) * 300], Shelf()
+    partial = staging.open(version(4, old))
+    fill(partial, b"".join(old))
+    shelf.arrives(partial.manifest, partial, set())
+    name, chunk = manifest_hash(encode_manifest(partial.manifest)), partial.manifest.chunks[0]
+
+    def claimed() -> npt.NDArray[np.bool_]:
+        found = shelf.find(GetHeld(name))
+        assert found is not None
+        return decode_inventory(bytes(found.data), len(version(4, old).chunks)).held
+
+    assert claimed().all()
+    assert shelf.find(GetChunk(4, chunk.hash)) is not None
+    manifest = msgspec.structs.replace(version(5, new), base=4, kind="delta", base_hash=name)
+    partial.apply(manifest, memoryview(b"".join(encode_delta(b"".join(old), b"".join(new)))), map)
+    assert shelf.find(GetChunk(4, chunk.hash)) is None
+    assert not claimed().any()
 
 
 def test_a_file_of_another_size_is_not_used_again(staging: Staging) -> None:

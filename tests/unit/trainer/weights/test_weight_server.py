@@ -262,12 +262,15 @@ def test_a_process_that_can_open_nothing_more_is_not_asked_again_and_again(
         monkeypatch.undo()
 
 
-def test_bandwidth_is_that_of_bulk_while_it_flows(thread: _ServingThread) -> None:
-    now = 100.0
-    for sent, after in [(1 << 20, 0.0), (1 << 20, 0.01), (1 << 20, 0.01), (200, 0.05), (300, 0.05), (1 << 20, 9.0)]:
-        now += after
-        thread._count(sent, now)
-    assert (thread.sent, thread.busy_s) == (2 << 20, pytest.approx(0.02))
+def test_a_connection_that_comes_as_the_server_ends_is_closed(thread: _ServingThread) -> None:
+    """It stayed open until its memory was collected, and who had dialled waited for an answer."""
+    thread._stopping = True
+    with ExitStack() as stack:
+        ours, theirs = (stack.enter_context(each) for each in socket.socketpair())
+        thread.adopt(ours, "10.0.0.1")
+        thread.run()
+        theirs.settimeout(5.0)
+        assert theirs.recv(1) == b""
 
 
 def test_taking_a_room_spells_no_peer_out(thread: _ServingThread, monkeypatch: pytest.MonkeyPatch) -> None:
