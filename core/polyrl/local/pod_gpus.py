@@ -16,8 +16,7 @@ from polyrl.manifest.job import JobSpec
 
 def pod_gpus(spec: JobSpec) -> int:
     """GPUs of a trainer's pod; 0 where its template names none. Where more processes learn it is to ask for as many."""
-    template = spec.trainer.template
-    gpus = 0 if template is None else template.gpus
+    gpus = 0 if spec.trainer.template is None else spec.trainer.template.gpus
     return max(gpus, spec.trainer.processes_per_pod) if gpus else 0
 
 
@@ -29,19 +28,17 @@ def gpus_in_pods(spec: JobSpec) -> tuple[int, int]:
 
 def assign_in_pods(spec: JobSpec, gpus: Sequence[Gpu]) -> GpuAssignment | GpuRefusal:
     """GPUs for all pods of a job whose trainer's template names some."""
-    of_trainer, of_rollouts = gpus_in_pods(spec)
-    if of_trainer + of_rollouts > len(gpus):
-        field = "trainer.template" if of_trainer > len(gpus) else "rollout.replicas"
-        parts = f"the trainer's pods need {of_trainer} GPUs in all, and rollouts {of_rollouts}"
-        return GpuRefusal(field, f"{parts}; there are {len(gpus)}")
-    own, wanted = pod_gpus(spec), wanted_gpus(spec)
-    pods = [gpus[at : at + own] for at in range(0, of_trainer, own)]
+    (first, others), own, wanted = gpus_in_pods(spec), pod_gpus(spec), wanted_gpus(spec)
+    if first + others > len(gpus):
+        sentence = f"the trainer's pods need {first} GPUs in all, and rollouts {others}; there are {len(gpus)}"
+        return GpuRefusal("trainer.template" if first > len(gpus) else "rollout.replicas", sentence)
+    pods = [gpus[at : at + own] for at in range(0, first, own)]
     # A pod with fewer GPUs than an engine lies on has one engine all the same, which sees them all.
-    engines = own - own % wanted.each if 0 < wanted.each <= own else own
-    ends = of_trainer + of_rollouts
+    shared = own - own % wanted.each if 0 < wanted.each <= own else own
+    rollouts = range(first, first + others, wanted.each or 1)
     return GpuAssignment(
         trainer=tuple(gpu for pod in pods for gpu in pod[: spec.trainer.processes_per_pod]),
-        reserved=tuple(gpu for pod in pods for gpu in pod[:engines]) if wanted.reserves else (),
-        rollouts=tuple(tuple(gpus[at : at + wanted.each]) for at in range(of_trainer, ends, wanted.each or 1)),
-        unused=tuple(gpus[ends:]),
+        reserved=tuple(gpu for pod in pods for gpu in pod[:shared]) if wanted.reserves else (),
+        rollouts=tuple(tuple(gpus[at : at + wanted.each]) for at in rollouts),
+        unused=tuple(gpus[first + others :]),
     )
