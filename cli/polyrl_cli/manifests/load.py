@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from polyrl.errors import InvalidManifest
 from polyrl.history.steps import wanted_steps
 from polyrl.manifest.base import CLUSTER_ONLY_KEY
+from polyrl.manifest.cluster import gpus_asked_for
 from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob
 from polyrl.manifest.recipe import ModelSpec, RecipeSpec
 from polyrl.manifest.rollout import EngineType
@@ -43,6 +44,7 @@ from polyrl_cli.manifests.yaml_source import (
 )
 from polyrl_trainer.data.hub import is_fetched
 
+PROCESSES: Final = "processesPerPod"
 _STEP: Final = re.compile(r"(?:^|\.)([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,4})\]")
 
 
@@ -55,10 +57,9 @@ def load_for_this_machine(path: Path, sets: Sequence[str] = ()) -> PolyRLJob:
     """The same, as a local run has it: without pods `trainer.processesPerPod` is 1 where it is left out, whatever the
     trainer's template asks for."""
     source = read_manifest(path, sets)
-    spec = source.data.get("spec")
-    trainer = spec.get("trainer") if isinstance(spec, dict) else None
-    if isinstance(trainer, dict) and trainer.get("processesPerPod") is None:
-        trainer["processesPerPod"] = 1
+    trainer = _trainer_of(source.data)
+    if trainer.get(PROCESSES) is None:
+        trainer[PROCESSES] = 1
     return job_of(source)
 
 
@@ -228,8 +229,22 @@ def _faults_of_rules(data: dict[str, Any], wrong: set[FieldPath]) -> list[Manife
         spec = JobSpec.model_validate(rest.get("spec"), by_alias=True, by_name=False)
     except ValidationError:
         return []
-    broken = ((rule, text) for rule, text in broken_rules(spec) if not _reads(rule, wrong))
+    unread = wrong | ({("spec", "trainer", PROCESSES)} if _processes(rest) != _processes(data) else set())
+    broken = ((rule, text) for rule, text in broken_rules(spec) if not _reads(rule, unread))
     return [ManifestFault(("spec", *rule.field), text) for rule, text in broken]
+
+
+def _processes(data: Any) -> Any:
+    """Those of a trainer's pod, as written or as its template's GPUs make them."""
+    trainer = _trainer_of(data)
+    return trainer.get(PROCESSES) or gpus_asked_for(trainer.get("template"))
+
+
+def _trainer_of(data: dict[str, Any]) -> dict[str, Any]:
+    """`spec.trainer` as it is written; one of its own where there is none."""
+    spec = data.get("spec")
+    trainer = spec.get("trainer") if isinstance(spec, dict) else None
+    return trainer if isinstance(trainer, dict) else {}
 
 
 def _reads(rule: Rule, wrong: set[FieldPath]) -> bool:

@@ -79,7 +79,9 @@ def evaluations(reports: Sequence[MetricsRow]) -> list[EvaluationPoint]:
         if row.phase != "eval":
             stage = row.phase
             continue
-        named = {name.removeprefix(EVALUATION_PREFIX): value for name, value in row.values.items()}
+        # A save beside it adds its seconds to the row.
+        own = {name: value for name, value in row.values.items() if name.startswith(EVALUATION_PREFIX)}
+        named = {name.removeprefix(EVALUATION_PREFIX): value for name, value in own.items()}
         values = {name: value for name, value in named.items() if name.rpartition("/")[2] not in COUNTS}
         found.append(EvaluationPoint(stage=stage, step=row.step, values=values))
     return found

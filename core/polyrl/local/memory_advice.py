@@ -14,6 +14,7 @@ from polyrl.local.devices import Gpu
 from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal, assign_gpus, wanted_gpus
 from polyrl.local.gpu_memory import fit
 from polyrl.local.memory_plan import LEARNER, SHARED, GpuPlan, MemoryPlan, pass_tokens, plan_memory
+from polyrl.local.pod_gpus import assign_in_pods, gpus_in_pods, pod_gpus
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import ActivationCheckpointing
 from polyrl.manifest.rollout import EngineType
@@ -50,13 +51,17 @@ class GpuOffer:
     """GPUs in all; None: as many as the job asks for."""
 
     def assign(self, spec: JobSpec) -> GpuAssignment | GpuRefusal:
-        """Who gets which; a refusal where they are too few."""
+        """Who gets which, on a cluster where the trainer's template names GPUs, else on one machine; a refusal where
+        they are too few."""
+        if pod_gpus(spec):
+            return assign_in_pods(spec, self._gpus(*gpus_in_pods(spec)))
         wanted = wanted_gpus(spec)
-        count = wanted.total if self.count is None else self.count
-        sizes = [self.memory if index < wanted.first else self.rollout_memory for index in range(count)]
-        return assign_gpus(
-            spec, [Gpu(name=str(at), model="", uuid=f"GPU-{at}", memory_bytes=size) for at, size in enumerate(sizes)]
-        )
+        return assign_gpus(spec, self._gpus(wanted.first, wanted.total - wanted.first))
+
+    def _gpus(self, first: int, others: int) -> list[Gpu]:
+        count = first + others if self.count is None else self.count
+        sizes = [self.memory if at < first else self.rollout_memory for at in range(count)]
+        return [Gpu(name=str(at), model="", uuid=f"GPU-{at}", memory_bytes=size) for at, size in enumerate(sizes)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,17 +93,18 @@ def _plans(
     spec: JobSpec, learner: LearnerMemory, engines: Mapping[str, EngineMemory], assignment: GpuAssignment
 ) -> Iterator[GpuPlan]:
     longest = spec.rollout.engine.max_context * engines[ROLLOUT].per_token
+    learning = set(assignment.trainer)
+    shared = tuple(gpu for gpu in assignment.reserved if gpu in learning)
     if (memory := _least(assignment.trainer)) is not None:
         parts = _learner_parts(learner)
-        if assignment.shared:
+        if shared:
             engine = engines[RESERVED]
             free = memory - learner.weights - learner.process - engine.process
-            yield _with_engine(
-                SHARED, assignment.reserved, memory, parts=parts, engine=engine, free=free, longest=longest
-            )
-        if alone := len(set(assignment.trainer) - set(assignment.reserved)):
+            yield _with_engine(SHARED, shared, memory, parts=parts, engine=engine, free=free, longest=longest)
+        if alone := len(learning) - len(shared):
             yield GpuPlan(use=LEARNER, gpus=alone, memory=memory, parts=parts)
-    own = {RESERVED: () if assignment.shared else assignment.reserved, ROLLOUT: sum(assignment.rollouts, ())}
+    apart = tuple(gpu for gpu in assignment.reserved if gpu not in learning)
+    own = {RESERVED: apart, ROLLOUT: sum(assignment.rollouts, ())}
     for use, gpus in own.items():
         if (memory := _least(gpus)) is not None:
             free = memory - engines[use].process

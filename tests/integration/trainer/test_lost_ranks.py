@@ -6,6 +6,8 @@ import asyncio
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -200,6 +202,36 @@ def test_a_group_that_is_over_reads_nothing_that_others_have_opened_since() -> N
     meetings = _meetings()
     group.close()
     assert _meetings() == meetings
+
+
+LEADER = f"""\
+import time
+from dataclasses import replace
+from polyrl_trainer.backends.configs import EngineConfig
+from polyrl_trainer.backends.fsdp.start import LearnerGroup
+from polyrl_trainer.testing.backend_conformance import MODEL, OPTIMIZER, draw_samples, take_step
+
+group = LearnerGroup(2, "cpu", threads=1, wait_seconds={WAIT_SECONDS}, silent_s={SILENT_S})
+take_step(group.learner(MODEL, EngineConfig("cpu"), OPTIMIZER), [draw_samples(0, 8)])
+print("learned", flush=True)
+time.sleep({WAIT_SECONDS})
+"""
+
+
+def test_a_frozen_leader_ends_with_its_group() -> None:
+    """Its other ranks ended, and it stayed: nobody started the group again."""
+    leader = subprocess.Popen([sys.executable, "-c", LEADER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert leader.stdout is not None
+    try:
+        assert leader.stdout.readline() == "learned\n"
+        (follower,) = psutil.Process(leader.pid).children()
+        leader.send_signal(signal.SIGSTOP)
+        errors = leader.communicate(timeout=BOUND_S)[1]
+    finally:
+        leader.kill()
+    assert leader.returncode == -signal.SIGKILL
+    assert f"the process that started this rank was silent for {SILENT_S:g} s" in errors
+    assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
 
 
 def _meetings() -> int:

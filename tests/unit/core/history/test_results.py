@@ -25,7 +25,7 @@ def rl(step: int, reward: float, **more: float) -> MetricsRow:
 RUN = [
     row("eval", 0, eval__reward=0.0, eval__scored=16, eval__unscored=0),
     row("sft", 1, sft__loss=1.0),
-    row("eval", 1, eval__reward=0.5, eval__scored=16, eval__unscored=0),
+    row("eval", 1, eval__reward=0.5, eval__scored=16, eval__unscored=0, timing_s__save_checkpoint=0.1),
     rl(1, 0.25, reward__style=1.0),
     rl(2, 0.5),
     row("eval", 2, eval__reward=0.6, eval__exact_match=0.5, eval__scored=15, eval__unscored=1),
@@ -52,6 +52,7 @@ def test_first_and_last_are_means_of_a_tenth(steps: int, of: int) -> None:
 def test_an_evaluation_belongs_to_the_stage_before_it() -> None:
     points = evaluations(RUN)
     assert [(point.stage, point.step) for point in points] == [("", 0), ("sft", 1), ("rl", 2)]
+    assert points[1].values == {"reward": 0.5}, "a save within its row is no result"
     assert points[2].values == {"reward": 0.6, "exact_match": 0.5}
     assert milestones([*points, points[2]]) == points
 

@@ -368,3 +368,53 @@ def test_copies_hold_as_much_as_one_model_over_their_part_of_the_gpus() -> None:
     assert eight.changes[0].startswith("learner: set trainer.fsdp.dpReplicate to 1")
     odd = edited(job(reserved=False), {"trainer.replicas": 3, "trainer.fsdp.dpReplicate": 3})
     assert not any("processesPerPod to 0" in one for one in planned(odd, "32B", on("H100")).changes)
+
+
+def in_pods(gpus: int, each: int = 1, **trainer: Any) -> JobSpec:
+    container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": gpus}}}
+    spec = job(each=each, fraction=0.2)
+    given = {"template": {"spec": {"containers": [container]}}, **trainer}
+    return JobSpec.model_validate({**spec.model_dump(by_alias=True, mode="json"), "trainer": given})
+
+
+SHARED, LEARNER, RESERVED = "learner and reserved engine", "learner", "reserved engine"
+
+
+@pytest.mark.parametrize(
+    ("spec", "layout"),
+    [
+        (in_pods(4), [(SHARED, 4), ("rollout", 2)]),
+        (in_pods(4, 2), [(SHARED, 4), ("rollout", 4)]),
+        (in_pods(3, 2), [(SHARED, 2), (LEARNER, 1), ("rollout", 4)]),
+        (in_pods(4, processesPerPod=1), [(SHARED, 1), (RESERVED, 3), ("rollout", 2)]),
+        (in_pods(4, processesPerPod=8), [(SHARED, 8), ("rollout", 2)]),
+        (in_pods(4, reservedEngine=False), [(LEARNER, 4), ("rollout", 2)]),
+        (
+            in_pods(2, replicas=3, storage={"accessMode": "ReadWriteMany"}),
+            [(SHARED, 6), ("rollout", 2)],
+        ),
+    ],
+    ids=[
+        *("an engine on each GPU", "engines over two", "a GPU that is left over", "fewer that learn"),
+        *("more that learn than it asks for", "no engine", "three pods"),
+    ],
+)
+def test_engines_of_a_trainers_pod_lie_on_all_of_its_gpus(spec: JobSpec, layout: list[tuple[str, int]]) -> None:
+    plan = planned(spec, "7B", on("B200"))
+    assert [(one.use, one.gpus) for one in plan.memory.gpus] == layout
+
+
+def test_what_does_not_fit_beside_an_engine_over_two_gpus_of_a_pod_is_said() -> None:
+    spec = edited(in_pods(4, 2), {"rollout.engine.memFraction": 0.8})
+    shared, rollouts = planned(spec, "7B", on("H100")).memory.gpus
+    assert (shared.fits, rollouts.fits) == (False, True)
+    assert shared.parts["engine's weights"] == 7_615_616_512
+    assert any("trainer.reservedMemFraction" in one for one in planned(spec, "7B", on("H100")).changes)
+
+
+@pytest.mark.parametrize(
+    ("count", "field"), [(3, "trainer.template"), (5, "rollout.replicas"), (6, None)], ids=["a pod", "a rollout", "all"]
+)
+def test_too_few_gpus_for_pods_are_refused(count: int, field: str | None) -> None:
+    found = plan_job(in_pods(4), sizes_of("7B"), on("B200", count=count))
+    assert (found.field if isinstance(found, GpuRefusal) else None) == field

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 from polyrl import interpreter, parent_death_signal
@@ -29,8 +31,8 @@ with interpreter.loading():
         RankCommand,
         ScoreCommand,
     )
-    from polyrl_trainer.backends.fsdp.heartbeat import RankHeartbeat, RankLink
-    from polyrl_trainer.backends.fsdp.processes import DEVICE, LOST_EXIT, SILENCE, rank_device
+    from polyrl_trainer.backends.fsdp.heartbeat import SEND_EVERY_S, RankHeartbeat, RankLink
+    from polyrl_trainer.backends.fsdp.processes import DEVICE, END_S, LOST_EXIT, SILENCE, rank_device
     from polyrl_trainer.backends.fsdp.rank_model import RankModel
     from polyrl_trainer.backends.fsdp.ranks import RankPlace, Ranks
 
@@ -57,7 +59,8 @@ def main() -> None:
 def _run(place: RankPlace, device: torch.device) -> None:
     # Before all have met: who freezes until then is awaited by the others.
     heartbeat = RankHeartbeat(float(os.environ[SILENCE]))
-    heartbeat.add("the process that started this rank", RankLink.to_parent(), _lost)
+    link = RankLink.to_parent()
+    heartbeat.add("the process that started this rank", link, partial(_lost_parent, link))
     follow_leader(Ranks(place, device))
     heartbeat.close()
 
@@ -103,6 +106,17 @@ def _end_if_at_odds(written: TrainFuture[None]) -> None:
     error = written.exception()
     if error is not None and not isinstance(error, PolyRLError | OSError):
         _lost(f"this rank of the learner could not save: {type(error).__name__}: {error}")
+
+
+def _lost_parent(link: RankLink, reason: str) -> None:
+    """One that lives sees this rank's end; one that is frozen would stay, and nobody would start the group again."""
+    print(reason, file=sys.stderr, flush=True)
+    until = time.monotonic() + END_S
+    while not link.heard() and time.monotonic() < until:
+        time.sleep(SEND_EVERY_S)
+    if time.monotonic() >= until:
+        parent_death_signal.end_parent()
+    os._exit(LOST_EXIT)
 
 
 def _lost(reason: str) -> None:
