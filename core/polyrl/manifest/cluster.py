@@ -75,7 +75,7 @@ def gpus_asked_for(template: Any) -> int:
                 found = first
             case _:
                 return 0
-    number = str(found)
+    number = f"{found:g}" if isinstance(found, float) else str(found)
     return int(number) if number.isdecimal() else 0
 
 

@@ -42,7 +42,7 @@ def test_an_argument_is_found_in_both_spellings() -> None:
     assert (argument(args, ["--a"]), argument(args, ["--b"]), argument(args, ["--c"])) == ("3", "2", None)
 
 
-def template(gpus: int | None, name: str = "theirs", **spec: object) -> dict:
+def template(gpus: int | float | str | None, name: str = "theirs", **spec: object) -> dict:
     resources = {} if gpus is None else {"resources": {"limits": {"nvidia.com/gpu": gpus}}}
     return {"template": {"spec": {"containers": [{"name": name, **resources}], **spec}}}
 
@@ -113,12 +113,13 @@ def test_templates_that_ask_for_other_gpus_than_are_used_are_noted(spec: JobSpec
         (template(None), 1),
         (template(8), 8),
         (template("4"), 4),
+        (template(4.0), 4),
         (template(0), 1),
         ({**template(8), "processesPerPod": 2}, 2),
         ({**template(8), "processesPerPod": None}, 8),
         ({"template": {"spec": {"containers": [{"name": "a", "resources": {"claims": [{"name": "gpus"}]}}]}}}, 1),
     ],
-    ids=["no pod", "no GPUs", "eight", "as text", "none", "chosen", "left empty", "of a DRA driver"],
+    ids=["no pod", "no GPUs", "eight", "as text", "with a point", "none", "chosen", "left empty", "of a DRA driver"],
 )
 def test_the_learner_has_a_process_for_each_gpu_of_its_pod_unless_it_is_set(trainer: dict, processes: int) -> None:
     assert job(trainer, {}).trainer.processes_per_pod == processes
