@@ -16,9 +16,7 @@ import resource
 import signal
 import socket
 import sys
-import traceback
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +32,7 @@ from polyrl_trainer.user_code.loading import load_environment, load_function
 from polyrl_trainer.user_code.verdicts import Reward, Verdict, read_admission, read_reward, read_rewards
 from polyrl_trainer.user_code.workers import messages, thread_use
 from polyrl_trainer.user_code.workers.conversations import LocalConversations
+from polyrl_trainer.user_code.workers.forks import forked_children_end
 from polyrl_trainer.user_code.workers.messages import Answer, Call, CodeLoaded, Ended, Outcome, Serves, Setup, Turn
 from polyrl_trainer.user_code.workers.thread_use import ThreadUse
 
@@ -97,38 +96,13 @@ def _next_body(stream: Any) -> bytes:
 
 def _answer(function: Callable[..., Any], call: Call, serves: Serves) -> Answer:
     try:
-        with _forked_children_end():
+        with forked_children_end():
             returned = function(argument_of(call, serves))
         return answer_of(returned, function, call, serves)
     except BaseException as error:  # noqa: BLE001 - SystemExit, and the verifiers' own kinds, are one sample's failure
         return _failed(call, DiscardReason.REWARD_RAISED, describe(error))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that it forgot would end the next call
-
-
-@contextmanager
-def _forked_children_end() -> Iterator[None]:
-    """A child that user code forks comes out of the user's function as its parent does, and would answer in its place:
-    it ends there, as any script's does."""
-    own, status = os.getpid(), 0
-    try:
-        yield
-    except BaseException as error:
-        status = _exit_status(error)
-        if os.getpid() == own:
-            raise
-        if not isinstance(error, SystemExit):
-            traceback.print_exception(error)
-    finally:
-        if os.getpid() != own:
-            sys.stdout.flush()
-            os._exit(status)
-
-
-def _exit_status(error: BaseException) -> int:
-    if not isinstance(error, SystemExit):
-        return 1
-    return error.code if isinstance(error.code, int) else int(error.code is not None)
 
 
 async def _serve_async(connection: socket.socket, function: Callable[..., Any], serves: Serves) -> None:
@@ -186,7 +160,7 @@ async def _show_that_it_turns(thread: ThreadUse) -> None:
 async def _answer_async(function: Callable[..., Any], call: Call, serves: Serves) -> Answer:
     deadline = asyncio.timeout(call.timeout_s)
     try:
-        with _forked_children_end():
+        with forked_children_end():
             async with deadline:
                 returned = await function(argument_of(call, serves))
         return answer_of(returned, function, call, serves)
