@@ -13,7 +13,7 @@ import pytest
 from polyrl.sample import DiscardReason, split_sample_id
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 from polyrl_trainer.sample import Sample
-from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes, PastTurn
+from polyrl_trainer.user_code.episodes import EpisodeFailed, Episodes, PastTurn, Played
 from polyrl_trainer.user_code.workers import worker_set
 from polyrl_trainer.user_code.workers.environments import EnvironmentPool
 from polyrl_trainer.user_code.workers.messages import Serves, Setup
@@ -62,6 +62,10 @@ class Env:
                 time.sleep(60)
             except Late:
                 return "7"
+        if what in ("fork", "fork-exits"):
+            if not (child := os.fork()):
+                return "9" if what == "fork" else sys.exit(0)
+            return str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         if what == "pid":
             return str(os.getpid())
         await asyncio.sleep(0)
@@ -209,6 +213,14 @@ def test_what_fails_is_typed_and_costs_its_worker_nothing(
     before, failed, after = runner.run(main())
     assert before == after
     assert failed.startswith(f"environmentFailed: {expected}")
+
+
+@pytest.mark.parametrize("how", ["fork", "fork-exits"])
+def test_a_child_that_it_forks_answers_nobody(how: str, episodes: Episodes, runner: asyncio.Runner) -> None:
+    for number in range(2):
+        first, turn = sample(f"{number}.0", how), sample(f"{number}.0", how, response="ab")
+        assert runner.run(episodes.play(first, 0, no_past)) == Played("0", (1.0,))
+        assert runner.run(episodes.play(turn, 1, no_past)) == Played(None, (1.0, 0.0))
 
 
 def test_an_alarm_rings_and_an_episode_ends(episodes: Episodes, runner: asyncio.Runner) -> None:

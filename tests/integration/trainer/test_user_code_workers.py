@@ -101,6 +101,26 @@ def rest(sample):
         raise Mute
     return os.getpid()
 
+def leave_as(child):
+    {"returns": lambda: None, "exits": sys.exit, "raises": lambda: 1 / 0}[child]()
+
+def fork(sample):
+    if not (pid := os.fork()):
+        leave_as(sample.response)
+        return 7.0
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+async def fork_async(sample):
+    return fork(sample)
+
+def apart(sample):
+    asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    inner = f"import subprocess, time; print(subprocess.Popen({asleep}).pid, flush=True); time.sleep(600)"
+    with open(os.environ["CHILD"], "w") as file:
+        child = subprocess.Popen([sys.executable, "-c", inner], start_new_session=True, stdout=file)
+        file.write(f"{child.pid}\\n")
+    time.sleep(60)
+
 def dispatch(sample):
     return globals()[sample.metadata["do"]](sample)
 
@@ -221,6 +241,30 @@ def test_what_it_started_ends_with_it(
         verdict = runner.run(RewardFunction(pool, 2.0).score(sample("hang")))
         assert isinstance(verdict, Unscored)
         runner.run(gone(int((tmp_path / "child").read_text())))
+
+
+def test_what_it_started_in_a_session_of_its_own_ends_with_it_too(
+    code: Path, runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHILD", str(tmp_path / "child"))
+    with closing(pool_of(code, "apart")) as pool:
+        runner.run(pool.ready())
+        assert isinstance(runner.run(RewardFunction(pool, 2.0).score(sample())), Unscored)
+        started = (tmp_path / "child").read_text().split()
+        assert len(started) == 2
+        for pid in started:
+            runner.run(gone(int(pid)))
+
+
+@pytest.mark.parametrize("function", ["fork", "fork_async"])
+@pytest.mark.parametrize(("child", "status"), [("returns", 0.0), ("exits", 0.0), ("raises", 1.0)])
+def test_a_child_that_it_forks_answers_nobody(
+    function: str, child: str, status: float, code: Path, runner: asyncio.Runner
+) -> None:
+    with closing(pool_of(code, function)) as pool:
+        runner.run(pool.ready())
+        for _ in range(2):
+            assert runner.run(one_call(pool, sample(child))) == Reward(status)
 
 
 async def gone(pid: int) -> None:

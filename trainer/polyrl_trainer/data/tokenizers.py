@@ -188,9 +188,13 @@ class HuggingFaceTokenizer:
         self._tokenizer.save_pretrained(folder)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        ids = list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+        encoded = self._tokenizer(text, add_special_tokens=special, return_special_tokens_mask=True)
+        ids, added = list(encoded["input_ids"]), encoded["special_tokens_mask"]
+        while ids and special and added[len(ids) - 1]:
+            ids.pop()  # an end of sequence: the policy goes on from here
         unknown = self._tokenizer.unk_token_id
-        if unknown is not None and unknown in ids:
+        # Where the same token begins or ends texts, bytes are tokens and none is unknown.
+        if unknown not in (None, self.bos_id, self.eos_id) and unknown in ids:
             raise InvalidData("the text holds characters that the tokenizer does not know")
         return ids
 

@@ -19,7 +19,7 @@ from polyrl_trainer.losses.presets import aggregation_of, clip_of, policy_loss_o
 from polyrl_trainer.losses.sft import MAX_SUFFIX, as_floats
 
 MAX_K3 = 10.0
-"""Largest value of k3, as in verl; beyond it a token has no gradient. One token that the policy has made
+"""Largest value of k3, as in verl; beyond it k2 and k3 have no gradient. One token that the policy has made
 impossible would otherwise be e^94 and end the run."""
 
 
@@ -37,6 +37,16 @@ def k3(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
     """(r - 1) - log r, at most MAX_K3: unbiased below it, of low variance, never negative. Elementwise, any shape."""
     log_ratio = (log_p - log_q).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (torch.expm1(log_ratio) - log_ratio).clamp(max=MAX_K3)
+
+
+def k3_by_ratio(log_q: torch.Tensor, log_p: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
+    """k3 times the ratio, whose gradient is the ratio times -log r. Where k3 is bounded it has none, and the ratio's
+    alone would drive a token that the policy has left further from the reference: the whole of it, at most MAX_K3 times
+    the ratio, stands there instead. Elementwise, any shape."""
+    number = k3(log_q, log_p)
+    pull = (ratio * k1(log_q, log_p).clamp(-MAX_K3, MAX_K3)).detach()
+    bounded = (number * ratio).detach() + pull * (log_q - log_q.detach())
+    return torch.where(number < MAX_K3, number * ratio, bounded)
 
 
 def policy_gradient(
@@ -118,7 +128,7 @@ def _sequence_logs(inputs: LossInputs, old: torch.Tensor) -> torch.Tensor:
 
 
 def _penalty(inputs: LossInputs, ratio: torch.Tensor, algorithm: AlgorithmSpec) -> torch.Tensor:
-    """float32[P]; the ratio counts up to `dualClip`, beyond which no token pulls."""
+    """float32[P]; the ratio counts up to `dualClip`."""
     now, reference = inputs.log_probs, inputs.reference_log_probs
     match algorithm.kl_estimator:
         case KlEstimator.K1:
@@ -128,7 +138,7 @@ def _penalty(inputs: LossInputs, ratio: torch.Tensor, algorithm: AlgorithmSpec) 
         case KlEstimator.K3:
             return k3(now, reference)
         case KlEstimator.K3_RATIO:
-            return k3(now, reference) * ratio.clamp(max=algorithm.dual_clip)
+            return k3_by_ratio(now, reference, ratio.clamp(max=algorithm.dual_clip))
 
 
 def penalizes_loss(algorithm: AlgorithmSpec) -> bool:

@@ -6,10 +6,18 @@ from typing import Final
 
 from pydantic.alias_generators import to_snake
 
-from polyrl.manifest.parts.algorithm import AdvantageEstimator, Correction, GroupFilter, OldLogProbs
+from polyrl.manifest.parts.algorithm import (
+    AdvantageEstimator,
+    Correction,
+    GroupFilter,
+    KlEstimator,
+    KlPlace,
+    OldLogProbs,
+)
 from polyrl.manifest.parts.critic import CriticTrunk
 from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples
+from polyrl.manifest.spec import JobSpec
 
 _ADVANTAGE: Final = (
     "(has(self.recipe.algorithm.advantage) ? self.recipe.algorithm.advantage : self.recipe.algorithm.name)"
@@ -29,6 +37,19 @@ def _of_generation(field: str, default: object, cel: str) -> Rule:
         holds=lambda s: s.recipe.mode is not Mode.OFFLINE_RL or getattr(s.recipe.algorithm, to_snake(field)) == default,
         cel=f"self.recipe.mode != 'offline-rl' || self.recipe.algorithm.{field} == {cel}",
     )
+
+
+_CORRECTS: Final = (
+    "has(self.recipe.algorithm.correction) ? self.recipe.algorithm.correction != 'none'"
+    " : self.recipe.algorithm.oldLogProbs != 'bypass'"
+)
+
+
+def _corrects(spec: JobSpec) -> bool:
+    algorithm = spec.recipe.algorithm
+    if algorithm.correction is None:
+        return algorithm.old_log_probs is not OldLogProbs.BYPASS
+    return algorithm.correction is not Correction.NONE
 
 
 ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
@@ -187,6 +208,36 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         ),
         cel="self.recipe.algorithm.oldLogProbs != 'bypass' || !has(self.recipe.algorithm.correction)"
         " || !(self.recipe.algorithm.correction in ['tokenTruncate', 'sequenceTruncate'])",
+    ),
+    Rule(
+        "bound-of-a-correction",
+        "recipe.algorithm.correctionHigh",
+        message="bounds a correction, and there is none, as with oldLogProbs bypass unless one is named: leave it out,"
+        " or take a correction",
+        holds=lambda s: s.recipe.algorithm.correction_high == 2 or _corrects(s),
+        cel=f"self.recipe.algorithm.correctionHigh == 2.0 || ({_CORRECTS})",
+    ),
+    Rule(
+        "bound-of-a-mask",
+        "recipe.algorithm.correctionLow",
+        message="is of tokenMask and sequenceMask only",
+        holds=lambda s: (
+            s.recipe.algorithm.correction_low == 0
+            or s.recipe.algorithm.correction in (Correction.TOKEN_MASK, Correction.SEQUENCE_MASK)
+        ),
+        cel="self.recipe.algorithm.correctionLow == 0.0 || (has(self.recipe.algorithm.correction)"
+        " && self.recipe.algorithm.correction in ['tokenMask', 'sequenceMask'])",
+    ),
+    Rule(
+        "penalty-weighs",
+        "recipe.algorithm.klCoefficient",
+        message="is 0, so there is no KL penalty: leave klPlace and klEstimator out, or give it a weight",
+        holds=lambda s: (
+            s.recipe.algorithm.kl_coefficient > 0
+            or (s.recipe.algorithm.kl_place, s.recipe.algorithm.kl_estimator) == (KlPlace.LOSS, KlEstimator.K3_RATIO)
+        ),
+        cel="self.recipe.algorithm.klCoefficient > 0.0"
+        " || (self.recipe.algorithm.klPlace == 'loss' && self.recipe.algorithm.klEstimator == 'k3Ratio')",
     ),
     Rule(
         "group-has-spread",

@@ -206,6 +206,28 @@ def test_what_engines_would_draw_differently_from_what_the_learner_scores_is_ref
         assert ("sampling-understood" not in broken) is holds, place
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "broken"),
+    [
+        pytest.param({"correctionHigh": 5.0}, {"bound-of-a-correction"}, id="bypass corrects nothing"),
+        pytest.param({"correctionHigh": 5.0, "oldLogProbs": "recompute"}, set(), id="recompute truncates by default"),
+        pytest.param({"correctionHigh": 5.0, "correction": "tokenMask"}, set(), id="a mask has two bounds"),
+        pytest.param({"correctionLow": 0.5, "correction": "tokenMask"}, set(), id="a mask has two bounds, the low one"),
+        pytest.param({"correctionLow": 0.5, "oldLogProbs": "reuse"}, {"bound-of-a-mask"}, id="truncation has one"),
+        pytest.param({"klPlace": "reward"}, {"penalty-weighs"}, id="a penalty in the reward, of no weight"),
+        pytest.param({"klEstimator": "k2"}, {"penalty-weighs"}, id="a penalty in the loss, of no weight"),
+        pytest.param({"klEstimator": "k2", "klCoefficient": 0.1}, set(), id="a penalty"),
+    ],
+)
+def test_what_is_said_of_a_correction_or_a_penalty_that_is_not_there_is_refused(
+    algorithm: dict[str, Any], broken: set[str]
+) -> None:
+    spec = JobSpec.model_validate(VALID | {"recipe": {**VALID["recipe"], "algorithm": {"steps": 1, **algorithm}}})
+    assert disagreements(spec) == []
+    of_numbers = {"bound-of-a-correction", "bound-of-a-mask", "penalty-weighs"}
+    assert {rule.id for rule, _ in broken_rules(spec)} & of_numbers == broken
+
+
 def test_rules_and_transitions_have_names_of_their_own_and_blame_fields_that_exist() -> None:
     checks = [*RULES, *TRANSITIONS]
     assert len({check.id for check in checks}) == len(checks)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from polyrl.errors import InvalidData
@@ -63,3 +63,30 @@ def test_tokens_that_hold_a_text_are_found(tmp_path: Path) -> None:
     tokenizer = HuggingFaceTokenizer(folder_of(tmp_path, None, None))
     assert tokenizer.ids_holding("_end") == [1, 2]
     assert tokenizer.ids_holding("nothing") == []
+
+
+def folder_with_frame(folder: Path, frame: str, **special: str) -> Path:
+    """A tokenizer of bytes that puts `frame`'s tokens around a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {word: index for index, word in enumerate(["<s>", "</s>", *alphabet])}
+    bare = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bare.post_processor = processors.TemplateProcessing(single=frame, special_tokens=[("<s>", 0), ("</s>", 1)])
+    PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="</s>", **special).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("frame", "special", "text", "around"),
+    [
+        pytest.param("<s> $A", {"bos_token": "<s>"}, "ab", ([0], []), id="begins as its tokenizer begins texts"),
+        pytest.param("<s> $A </s>", {"bos_token": "<s>"}, "ab", ([0], []), id="an end that its tokenizer adds is none"),
+        pytest.param("$A </s>", {}, "ab</s>", ([], [1]), id="an end that the text itself has stays"),
+        pytest.param("</s> $A", {"bos_token": "</s>", "unk_token": "</s>"}, "ab", ([1], []), id="OPT's: begin is unk"),
+    ],
+)
+def test_a_prompt_begins_a_text_and_does_not_end_it(
+    tmp_path: Path, frame: str, special: dict[str, str], text: str, around: tuple[list[int], list[int]]
+) -> None:
+    tokenizer = HuggingFaceTokenizer(folder_with_frame(tmp_path, frame, **special))
+    assert tokenizer.encode_prompt(text) == [*around[0], *tokenizer.encode_text("ab"), *around[1]]

@@ -279,6 +279,28 @@ def test_a_ratio_beyond_the_dual_clip_makes_no_penalty_larger() -> None:
 
 
 @pytest.mark.parametrize(
+    ("difference", "expected"),
+    [
+        pytest.param(-2.0, -2.0, id="less likely than the reference has it"),
+        pytest.param(-4.0, -4.0, id="far less likely: k3 at its bound"),
+        pytest.param(-30.0, -10.0, id="impossible"),
+        pytest.param(4.0, 4.0, id="more likely"),
+        pytest.param(12.0, 10.0, id="far more likely: k3 at its bound"),
+    ],
+)
+def test_k3_with_the_ratio_pulls_to_the_reference_beyond_its_bound_too(difference: float, expected: float) -> None:
+    # At ratio 1 the gradient of k3 times the ratio is d; beyond 10 no token pulls more.
+    given_inputs = inputs([0], log_probs=[-1.0], rollout_log_probs=[-1.0], reference_log_probs=[-1.0 - difference])
+    loss, sums = grpo(given_inputs, AlgorithmSpec(kl_coefficient=1.0, kl_estimator="k3Ratio"))
+    assert gradient(loss, given_inputs) == pytest.approx([expected], abs=1e-5)
+    assert (
+        loss.item()
+        == pytest.approx(sums["kl_reference"])
+        == pytest.approx(min(10.0, math.exp(-difference) + difference - 1), abs=1e-5)
+    )
+
+
+@pytest.mark.parametrize(
     ("algorithm", "warned"),
     [
         pytest.param({"kl_estimator": "k1"}, True, id="k1 in the loss"),

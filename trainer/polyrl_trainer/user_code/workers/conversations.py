@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from polyrl_trainer.environments.protocol import Ending, Environment
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import EpisodeFailed, Move
 from polyrl_trainer.user_code.frames import describe
+from polyrl_trainer.user_code.workers.forks import forked_children_end
 from polyrl_trainer.user_code.workers.thread_use import ThreadUse
 
 
@@ -28,8 +30,11 @@ class _Conversation:
     turns: asyncio.Queue[Sample] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
     moves: asyncio.Queue[Move] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
     task: asyncio.Task[None] | None = None
+    process: int = field(default_factory=os.getpid)
 
     async def generate(self, text: str, reward: float = 0.0) -> Sample:
+        if os.getpid() != self.process:
+            os._exit(0)  # a child that the environment forked: its parent plays
         if not isinstance(text, str) or not text:
             raise ValueError(f"generate() takes the text that the environment writes, got {text!r:.80}")
         text.encode()  # half a surrogate pair is legal in a Python text, and nowhere that it is sent to
@@ -38,7 +43,8 @@ class _Conversation:
 
     async def run(self, environment: Environment, sample: Sample) -> None:
         try:
-            ending = await environment.run(sample, self.generate)
+            with forked_children_end():
+                ending = await environment.run(sample, self.generate)
         except (SystemExit, KeyboardInterrupt) as error:  # would end the loop, with all others' conversations
             raise RuntimeError(type(error).__name__) from error
         if not isinstance(ending, Ending | None):

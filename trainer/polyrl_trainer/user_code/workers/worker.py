@@ -32,6 +32,7 @@ from polyrl_trainer.user_code.loading import load_environment, load_function
 from polyrl_trainer.user_code.verdicts import Reward, Verdict, read_admission, read_reward, read_rewards
 from polyrl_trainer.user_code.workers import messages, thread_use
 from polyrl_trainer.user_code.workers.conversations import LocalConversations
+from polyrl_trainer.user_code.workers.forks import forked_children_end
 from polyrl_trainer.user_code.workers.messages import Answer, Call, CodeLoaded, Ended, Outcome, Serves, Setup, Turn
 from polyrl_trainer.user_code.workers.thread_use import ThreadUse
 
@@ -95,7 +96,9 @@ def _next_body(stream: Any) -> bytes:
 
 def _answer(function: Callable[..., Any], call: Call, serves: Serves) -> Answer:
     try:
-        return answer_of(function(argument_of(call, serves)), function, call, serves)
+        with forked_children_end():
+            returned = function(argument_of(call, serves))
+        return answer_of(returned, function, call, serves)
     except BaseException as error:  # noqa: BLE001 - SystemExit, and the verifiers' own kinds, are one sample's failure
         return _failed(call, DiscardReason.REWARD_RAISED, describe(error))
     finally:
@@ -157,8 +160,9 @@ async def _show_that_it_turns(thread: ThreadUse) -> None:
 async def _answer_async(function: Callable[..., Any], call: Call, serves: Serves) -> Answer:
     deadline = asyncio.timeout(call.timeout_s)
     try:
-        async with deadline:
-            returned = await function(argument_of(call, serves))
+        with forked_children_end():
+            async with deadline:
+                returned = await function(argument_of(call, serves))
         return answer_of(returned, function, call, serves)
     except BaseException as error:  # noqa: BLE001 - see `_answer`
         if deadline.expired():
