@@ -24,7 +24,7 @@ from polyrl_trainer.backends.policy import LOGIT_BYTES, _score_chunk
 def ours(head: nn.Linear, hidden_PH: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The mean of what `TorchPolicy` scores, in the chunks that it takes."""
     size = max(1, EngineConfig().max_logits_bytes // (LOGIT_BYTES * head.out_features))
-    chunks = list(zip(hidden_PH.split(size), targets.split(size), strict=True))
+    chunks = list(zip(torch.split(hidden_PH, size), torch.split(targets, size), strict=True))
     if len(chunks) == 1:
         return -_score_chunk(head, hidden_PH, targets, 1.0, entropy_gradient=False)[0].mean()
     parts = [checkpoint(_score_chunk, head, *chunk, 1.0, False, use_reentrant=False)[0] for chunk in chunks]
