@@ -80,7 +80,16 @@ def _prompt(row: DataRow, tokenizer: Tokenizer) -> Prompt:
 
 def prepare_conversations(rows: Iterable[DataRow], tokenizer: Tokenizer, max_tokens: int) -> list[Sample]:
     """Raises InvalidData naming the row; one that is too long is not cut, which would teach to stop mid-sentence."""
-    return [sample for row in rows for sample in prepare_sequences(row, tokenizer, max_tokens)]
+    made = [(row.place, sample) for row in rows for sample in prepare_sequences(row, tokenizer, max_tokens)]
+    endless = [place for place, sample in made if not _learns_an_end(sample, tokenizer)]
+    if endless:
+        # As with a chat template that writes no end: the policy then goes on up to its limit.
+        log.warning("answers are learned without their end", samples=len(endless), of=len(made), first=endless[0])
+    return [sample for _, sample in made]
+
+
+def _learns_an_end(sample: Sample, tokenizer: Tokenizer) -> bool:
+    return bool(np.isin(sample.tokens[sample.loss_mask > 0], tokenizer.end_ids).any())
 
 
 def prepare_sequences(row: DataRow, tokenizer: Tokenizer, max_tokens: int) -> list[Sample]:

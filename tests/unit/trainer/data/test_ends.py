@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import structlog
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.recipe import RecipeSpec
+from polyrl_trainer.data.examples import prepare_conversations
+from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer, HuggingFaceTokenizer
 from polyrl_trainer.preparation import stop_token_ids
 
@@ -50,6 +53,22 @@ def test_tokenizer_template_and_generation_config_each_name_their_end(
 def test_a_generation_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match=r"generation_config\.json: not a generation config"):
         HuggingFaceTokenizer(folder_of(tmp_path, None, "[1]"))
+
+
+@pytest.mark.parametrize(
+    ("template", "warned"),
+    [(TEMPLATE, []), (TEMPLATE.replace(" <turn_end>", ""), [("answers are learned without their end", 2, 2, "f:1")])],
+    ids=["an end", "none"],
+)
+def test_a_chat_template_that_teaches_no_end_is_named(
+    tmp_path: Path, template: str, warned: list[tuple[str, int, int, str]]
+) -> None:
+    tokenizer = HuggingFaceTokenizer(folder_of(tmp_path, template, None))
+    messages = [{"role": "user", "content": "user"}, {"role": "assistant", "content": "assistant user"}]
+    rows = [DataRow(f"f:{line}", {"messages": messages}) for line in (1, 2)]
+    with structlog.testing.capture_logs() as logs:
+        assert len(prepare_conversations(rows, tokenizer, 100)) == 2
+    assert [(one["event"], one["samples"], one["of"], one["first"]) for one in logs] == warned
 
 
 def test_the_manifest_adds_its_own() -> None:
