@@ -12,7 +12,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from polyrl.errors import InvalidData
+from polyrl.errors import InvalidData, StoreFailed
 from polyrl_trainer.checkpoints import COMPLETE, bounded_reads, store
 from polyrl_trainer.checkpoints.store import CheckpointStore
 from polyrl_trainer.data.fetched import fetch_files
@@ -114,7 +114,7 @@ def test_a_store_that_is_honest_after_a_refusal_is_read(
     reads = CheckpointStore(uri(hostile))
     hostile.answer = lambda path: itertools.repeat(PIECE)
     for _ in range(2):
-        with pytest.raises(OSError, match=r"recipe\.checkpoint\.uri: http.* failed: more bytes came than"):
+        with pytest.raises(StoreFailed, match=r"recipe\.checkpoint\.uri: http.* failed: more bytes came than"):
             reads.complete()
     hostile.answer = lambda path: iter([LISTING])
     assert reads.complete() == {}
