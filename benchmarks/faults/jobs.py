@@ -65,12 +65,15 @@ class JobKind:
     manager: str = "powered_manager.py"
     ahead: int = 0
     """Steps whose prompts are generated while one trains."""
+    ranks: int = 1
+    """Processes that learn."""
 
     def manifest(self) -> PolyRLJob:
         """Of the job."""
         kind = {"apiVersion": "polyrl.dev/v1alpha1", "kind": "PolyRLJob", "metadata": {"name": f"faults-{self.name}"}}
         spec = self.spec()
         spec["recipe"]["algorithm"]["maxStaleness"] = self.ahead
+        spec["trainer"]["processesPerPod"] = self.ranks
         return PolyRLJob.model_validate({**kind, "spec": spec})
 
     def workers(self, folder: RunFolder, run_epoch: int) -> Workers:

@@ -52,7 +52,7 @@ class Series:
     def _undisturbed_of(self, kind: JobKind) -> Outcome:
         """Raises SystemExit when the job does not even run undisturbed."""
         if kind.name not in self._undisturbed:
-            known = None if kind is REAL else hashed_outcome()
+            known = None if kind.name == REAL.name else hashed_outcome()
             result = self._run_one(f"{kind.name}-undisturbed", kind, [], known)
             if result.violations:
                 sys.exit(f"the undisturbed {kind.name} run failed; see {self._out}")
@@ -129,6 +129,7 @@ def arguments() -> argparse.Namespace:
         "--deadline", type=float, default=HASHED.deadline_s, metavar="S", help="of a hashed run, on a busier machine"
     )
     parser.add_argument("--ahead", type=int, default=0, metavar="K", help="maxStaleness of the hashed job")
+    parser.add_argument("--ranks", type=int, default=1, metavar="R", help="processes that learn the real job")
     parser.add_argument("--out", type=Path, help="where runs that failed stay; default: a temporary folder")
     return parser.parse_args()
 
@@ -138,11 +139,12 @@ def main() -> int:
     options = arguments()
     out = options.out or Path(tempfile.mkdtemp(prefix="polyrl-faults-"))
     hashed = dataclasses.replace(HASHED, ahead=options.ahead, deadline_s=options.deadline)
+    real = dataclasses.replace(REAL, ranks=options.ranks)
     drawn = draw_harder if options.harder else draw
     series = Series(out.resolve(), lambda seed: options.fault or drawn(seed))
     for seed in range(options.seed, options.seed + options.runs):
         is_real = options.real_every and seed % options.real_every == 0
-        series.run(seed, REAL if is_real else hashed)
+        series.run(seed, real if is_real else hashed)
     print(series.table())
     if series.failed:
         print(f"seeds of runs that failed: {', '.join(map(str, series.failed))}")
