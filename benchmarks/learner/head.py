@@ -22,7 +22,7 @@ from polyrl_trainer.backends.policy import LOGIT_BYTES, _score_chunk
 
 
 def ours(head: nn.Linear, hidden_PH: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean of what `TorchPolicy` scores, in the chunks that it takes."""
+    """The mean of what `Policy` scores, in the chunks that it takes."""
     size = max(1, EngineConfig().max_logits_bytes // (LOGIT_BYTES * head.out_features))
     chunks = list(zip(torch.split(hidden_PH, size), torch.split(targets, size), strict=True))
     if len(chunks) == 1:

@@ -384,7 +384,7 @@ def test_an_engine_that_never_sleeps_is_noted_where_it_is_to_sleep_always(
     assert all(one in note for one, note in zip(words, found, strict=True))
 
 
-def test_a_gpu_of_the_trainers_pod_is_a_process_there_and_none_here(job: Path) -> None:
+def test_gpus_of_the_trainers_pod_are_processes_there_and_one_process_here(job: Path) -> None:
     pod = "{spec: {containers: [{name: trainer, resources: {limits: {nvidia.com/gpu: 4}}}]}}"
     sets = [f"spec.trainer.template={pod}", "spec.trainer.contextParallel=2"]
     assert load_manifest(job, sets).spec.trainer.processes_per_pod == 4
