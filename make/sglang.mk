@@ -11,4 +11,7 @@ test-sglang: install ## Pass the tests that need the real SGLang, on the CPU, co
 bench-pause-sglang: install ## Measure what an update of weights costs the real SGLang, on the CPU (ARGS="--switch keep")
 	$(ON_SGLANG) $(BIN)/python benchmarks/weights/pause.py --engine sglang $(ARGS)
 
-.PHONY: test-sglang bench-pause-sglang
+bench-hand-over-sglang: install ## Compare a file in memory with a handle to shared memory, by which weights come into the real SGLang
+	$(ON_SGLANG) $(BIN)/python benchmarks/weights/hand_over.py $(ARGS)
+
+.PHONY: test-sglang bench-pause-sglang bench-hand-over-sglang
