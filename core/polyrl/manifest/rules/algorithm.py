@@ -14,7 +14,7 @@ from polyrl.manifest.parts.algorithm import (
     KlPlace,
     OldLogProbs,
 )
-from polyrl.manifest.parts.critic import CriticTrunk
+from polyrl.manifest.parts.critic import CriticSpec, CriticTrunk
 from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples
 from polyrl.manifest.spec import JobSpec
@@ -50,6 +50,16 @@ def _corrects(spec: JobSpec) -> bool:
     if algorithm.correction is None:
         return algorithm.old_log_probs is not OldLogProbs.BYPASS
     return algorithm.correction is not Correction.NONE
+
+
+def _is_as_it_comes(critic: CriticSpec) -> bool:
+    """But for its optimizer, whose many fields are not worth a rule."""
+    return critic.model_copy(update={"optimizer": CriticSpec().optimizer}) == CriticSpec()
+
+
+def _has_no_clip(spec: JobSpec) -> bool:
+    algorithm = spec.recipe.algorithm
+    return (algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip) == (None, None, 3)
 
 
 ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
@@ -163,6 +173,16 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         " || self.recipe.algorithm.critic.warmupSteps < self.recipe.algorithm.steps",
     ),
     Rule(
+        "critic-learns",
+        "recipe.algorithm.critic",
+        message="is of advantage gae, as that of ppo is; no other has a critic: leave it out",
+        holds=lambda s: s.recipe.algorithm.uses_critic or _is_as_it_comes(s.recipe.algorithm.critic),
+        cel=f"(!has(self.recipe.algorithm.advantageFunction) && {_ADVANTAGE} in ['gae', 'ppo'])"
+        " || (self.recipe.algorithm.critic.trunk == 'own' && self.recipe.algorithm.critic.coefficient == 0.1"
+        " && self.recipe.algorithm.critic.gamma == 1.0 && self.recipe.algorithm.critic.gaeLambda == 1.0"
+        " && self.recipe.algorithm.critic.valueClip == 0.5 && self.recipe.algorithm.critic.warmupSteps == 0)",
+    ),
+    Rule(
         "own-loss-alone",
         "recipe.algorithm.lossFunction",
         message="stands in place of policyLoss; leave one of the two out",
@@ -196,6 +216,15 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         cel="self.recipe.algorithm.oldLogProbs != 'reuse' || (self.recipe.algorithm.updateEpochs == 1"
         " && (!has(self.recipe.algorithm.miniBatchPrompts)"
         " || self.recipe.algorithm.miniBatchPrompts == self.recipe.algorithm.promptsPerStep))",
+    ),
+    Rule(
+        "clips-a-ratio",
+        "recipe.algorithm.oldLogProbs",
+        message="reuse has a ratio of 1 always, which clipLow, clipHigh and dualClip never bound: leave them out, or take"
+        " bypass or recompute",
+        holds=lambda s: s.recipe.algorithm.old_log_probs is not OldLogProbs.REUSE or _has_no_clip(s),
+        cel="self.recipe.algorithm.oldLogProbs != 'reuse' || (!has(self.recipe.algorithm.clipLow)"
+        " && !has(self.recipe.algorithm.clipHigh) && self.recipe.algorithm.dualClip == 3.0)",
     ),
     Rule(
         "corrected-once",

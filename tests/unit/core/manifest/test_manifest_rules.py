@@ -217,14 +217,24 @@ def test_what_engines_would_draw_differently_from_what_the_learner_scores_is_ref
         pytest.param({"klPlace": "reward"}, {"penalty-weighs"}, id="a penalty in the reward, of no weight"),
         pytest.param({"klEstimator": "k2"}, {"penalty-weighs"}, id="a penalty in the loss, of no weight"),
         pytest.param({"klEstimator": "k2", "klCoefficient": 0.1}, set(), id="a penalty"),
+        pytest.param({"critic": {"gamma": 0.9}}, {"critic-learns"}, id="no critic"),
+        pytest.param({"critic": {"warmupSteps": 0}}, set(), id="nothing said of a critic"),
+        pytest.param({"name": "ppo", "critic": {"gamma": 0.9}}, set(), id="a critic"),
+        pytest.param(
+            {"name": "ppo", "advantageFunction": "a:b", "critic": {"gamma": 0.9}}, {"critic-learns"}, id="an own advantage"
+        ),
+        pytest.param({"oldLogProbs": "reuse", "clipHigh": 0.3}, {"clips-a-ratio"}, id="a ratio of 1, and its clip"),
+        pytest.param({"oldLogProbs": "reuse", "dualClip": 2.0}, {"clips-a-ratio"}, id="a ratio of 1, and its dual clip"),
+        pytest.param({"oldLogProbs": "reuse", "name": "dapo"}, set(), id="a ratio of 1, and a name's clip"),
+        pytest.param({"clipHigh": 0.3}, set(), id="a clip"),
     ],
 )
-def test_what_is_said_of_a_correction_or_a_penalty_that_is_not_there_is_refused(
+def test_what_is_said_of_a_part_of_the_loss_that_is_not_there_is_refused(
     algorithm: dict[str, Any], broken: set[str]
 ) -> None:
     spec = JobSpec.model_validate(VALID | {"recipe": {**VALID["recipe"], "algorithm": {"steps": 1, **algorithm}}})
     assert disagreements(spec) == []
-    of_numbers = {"bound-of-a-correction", "bound-of-a-mask", "penalty-weighs"}
+    of_numbers = {"bound-of-a-correction", "bound-of-a-mask", "penalty-weighs", "critic-learns", "clips-a-ratio"}
     assert {rule.id for rule, _ in broken_rules(spec)} & of_numbers == broken
 
 

@@ -40,8 +40,6 @@ CHANGES = [
     ("recipe.algorithm.promptsPerStep", 8, None),
     ("recipe.algorithm.klCoefficient", 0.1, None),
     ("recipe.sampling.samplesPerPrompt", 4, None),
-    ("recipe.algorithm.critic", {"trunk": "shared"}, "recipe.algorithm.critic.trunk"),
-    ("recipe.algorithm.critic", {"gaeLambda": 0.5}, None),
     ("recipe.algorithm", {"steps": 4, "advantage": "gae", "oldLogProbs": "recompute"}, "recipe.algorithm.advantage"),
     ("recipe.algorithm", {"steps": 4, "advantage": "rloo"}, None),
     ("recipe.algorithm.optimizer", {"name": "adamw_8bit"}, "recipe.algorithm.optimizer.name"),
@@ -74,6 +72,18 @@ def test_only_what_checkpoints_were_made_for_is_fixed(path: str, value: object, 
     assert [".".join(field) for field, _ in changed_fields(spec_of(BEGAN), spec_of(now))] == (
         [refused] if refused else []
     )
+
+
+@pytest.mark.parametrize(
+    ("critic", "refused"),
+    [({"trunk": "shared"}, ["recipe.algorithm.critic.trunk"]), ({"gaeLambda": 0.5}, [])],
+    ids=["trunk", "lambda"],
+)
+def test_of_a_critic_its_trunk_is_fixed(critic: dict[str, Any], refused: list[str]) -> None:
+    began, now = deepcopy(BEGAN), deepcopy(BEGAN)
+    began["recipe"]["algorithm"] = {"steps": 4, "name": "ppo", "oldLogProbs": "recompute"}
+    now["recipe"]["algorithm"] = {**began["recipe"]["algorithm"], "critic": critic}
+    assert [".".join(field) for field, _ in changed_fields(spec_of(began), spec_of(now))] == refused
 
 
 def test_the_sentence_names_both_values_where_they_are_short() -> None:
