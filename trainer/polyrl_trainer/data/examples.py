@@ -178,8 +178,11 @@ def _group_name(row: DataRow) -> str | int:
 
 
 def _finished(row: DataRow, tokenizer: Tokenizer, max_tokens: int, group: int) -> Sample:
-    prompt, response, reward = text_field(row, "prompt"), text_field(row, "response"), _reward(row)
-    ids, prompt_length = _given_tokens(row) if "tokens" in row.fields else _encode(row, tokenizer)
+    # An answer that ended at once has a token and no text.
+    has_tokens = "tokens" in row.fields
+    prompt, response = text_field(row, "prompt"), text_field(row, "response", may_be_empty=has_tokens)
+    reward = _reward(row)
+    ids, prompt_length = _given_tokens(row) if has_tokens else _encode(row, tokenizer)
     if len(ids) > max_tokens:
         raise row.refuse(f"the sample has {len(ids)} tokens; rollout.engine.maxContext allows {max_tokens}")
     loss_mask = np.ones(len(ids), dtype=np.float32)

@@ -130,14 +130,14 @@ def _parquet_rows(path: Path) -> Iterator[DataRow]:
         yield DataRow(f"{path}:{number}", fields)
 
 
-def text_field(row: DataRow, name: str) -> str:
-    """A field that must be text with something in it. Raises InvalidData."""
+def text_field(row: DataRow, name: str, *, may_be_empty: bool = False) -> str:
+    """A field that must be text, with something in it unless it may be empty. Raises InvalidData."""
     if name not in row.fields:
         raise row.refuse(f"field `{name}` is missing; the row has {_names(row)}")
     value = row.fields[name]
     if not isinstance(value, str):
         raise row.refuse(f"field `{name}` must be text, got {_kind(value)}")
-    if not value:
+    if not value and not may_be_empty:
         raise row.refuse(f"field `{name}` is empty")
     return value
 

@@ -65,6 +65,7 @@ BAD = [
     ("offline", finished(reward=True), "field `reward` must be a finite number, got True"),
     ("offline", finished(group=None), "field `group` must be text or a whole number"),
     ("offline", finished(group="b"), "group 'b' has one sample only"),
+    ("offline", finished(response=""), "field `response` is empty"),
     ("offline", finished(tokens=[1, "2"]), "field `tokens` must be a list of token ids"),
     ("offline", finished(tokens=[1, 2]), "field `prompt_length` must be between 1 and 1"),
     ("offline", finished(tokens=[1, 2], prompt_length=2), "field `prompt_length` must be between 1 and 1"),

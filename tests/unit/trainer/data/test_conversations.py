@@ -147,3 +147,10 @@ def test_finished_samples_are_grouped_and_masked():
     assert [one.group for group in groups for one in group] == [0, 0, 1, 1]
     assert groups[0][0].loss_mask.tolist() == [0, 0, 0, 1, 1]
     assert groups[0][0].metadata == {"level": 3}
+
+
+def test_a_sample_that_ended_at_once_has_a_token_and_no_text():
+    row = {"prompt": "1=", "reward": 0.0, "group": "a", "tokens": [0, 1, 2], "prompt_length": 2}
+    rows = [DataRow(f"f:{line}", {**row, "response": text}) for line, text in enumerate(["", "1"])]
+    ((ended, _),) = prepare_finished_groups(rows, CharacterTokenizer("1="), 20)
+    assert (ended.response, ended.loss_mask.tolist()) == ("", [0, 0, 1])
