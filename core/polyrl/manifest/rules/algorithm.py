@@ -220,8 +220,8 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "clips-a-ratio",
         "recipe.algorithm.oldLogProbs",
-        message="reuse has a ratio of 1 always, which clipLow, clipHigh and dualClip never bound: leave them out, or take"
-        " bypass or recompute",
+        message="reuse has a ratio of 1 always, which clipLow, clipHigh and dualClip never bound: leave them out, or"
+        " take bypass or recompute",
         holds=lambda s: s.recipe.algorithm.old_log_probs is not OldLogProbs.REUSE or _has_no_clip(s),
         cel="self.recipe.algorithm.oldLogProbs != 'reuse' || (!has(self.recipe.algorithm.clipLow)"
         " && !has(self.recipe.algorithm.clipHigh) && self.recipe.algorithm.dualClip == 3.0)",

@@ -221,10 +221,12 @@ def test_what_engines_would_draw_differently_from_what_the_learner_scores_is_ref
         pytest.param({"critic": {"warmupSteps": 0}}, set(), id="nothing said of a critic"),
         pytest.param({"name": "ppo", "critic": {"gamma": 0.9}}, set(), id="a critic"),
         pytest.param(
-            {"name": "ppo", "advantageFunction": "a:b", "critic": {"gamma": 0.9}}, {"critic-learns"}, id="an own advantage"
+            {"name": "ppo", "advantageFunction": "a:b", "critic": {"gamma": 0.9}},
+            {"critic-learns"},
+            id="an own advantage",
         ),
-        pytest.param({"oldLogProbs": "reuse", "clipHigh": 0.3}, {"clips-a-ratio"}, id="a ratio of 1, and its clip"),
-        pytest.param({"oldLogProbs": "reuse", "dualClip": 2.0}, {"clips-a-ratio"}, id="a ratio of 1, and its dual clip"),
+        pytest.param({"oldLogProbs": "reuse", "clipHigh": 0.3}, {"clips-a-ratio"}, id="of 1, and its clip"),
+        pytest.param({"oldLogProbs": "reuse", "dualClip": 2.0}, {"clips-a-ratio"}, id="of 1, and its dual clip"),
         pytest.param({"oldLogProbs": "reuse", "name": "dapo"}, set(), id="a ratio of 1, and a name's clip"),
         pytest.param({"clipHigh": 0.3}, set(), id="a clip"),
     ],
