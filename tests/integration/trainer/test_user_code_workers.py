@@ -121,6 +121,12 @@ def apart(sample):
         file.write(f"{child.pid}\\n")
     time.sleep(60)
 
+def apart_and_gone(sample):
+    asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with open(os.environ["CHILD"], "w") as file:
+        file.write(str(subprocess.Popen(asleep, start_new_session=True).pid))
+    os._exit(3)
+
 def dispatch(sample):
     return globals()[sample.metadata["do"]](sample)
 
@@ -254,6 +260,16 @@ def test_what_it_started_in_a_session_of_its_own_ends_with_it_too(
         assert len(started) == 2
         for pid in started:
             runner.run(gone(int(pid)))
+
+
+def test_what_it_started_there_ends_with_one_that_ends_by_itself(
+    code: Path, runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHILD", str(tmp_path / "child"))
+    with closing(pool_of(code, "apart_and_gone")) as pool:
+        runner.run(pool.ready())
+        assert isinstance(runner.run(RewardFunction(pool, LONG_S).score(sample())), Unscored)
+        runner.run(gone(int((tmp_path / "child").read_text())))
 
 
 @pytest.mark.parametrize("function", ["fork", "fork_async"])

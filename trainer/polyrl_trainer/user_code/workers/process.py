@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -30,6 +31,10 @@ LOAD_TIMEOUT_S: Final = 300.0
 ONE_THREAD: Final = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 """The cores belong to the learner, and several workers share what it leaves."""
 
+MARK: Final = "POLYRL_USER_CODE_WORKER"
+"""Environment variable by which what a worker started is known when the worker is gone: its children are inherited, and
+nothing tells any more whose they were."""
+
 
 class WorkerDied(Exception):
     """The process ended while it was asked or loaded."""
@@ -45,6 +50,7 @@ class WorkerProcess:
     """One process, and what it is asked."""
 
     process: subprocess.Popen[bytes]
+    mark: str
     socket: socket.socket
     thread: ThreadUse
     is_async: bool = False
@@ -65,7 +71,8 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("thread-use")
         os.ftruncate(memory, thread_use.SHARED_BYTES)
-        environment = {**os.environ, **ONE_THREAD, parent_death_signal.PARENT_PID: str(os.getpid())}
+        mark = secrets.token_hex(16)
+        environment = {**os.environ, **ONE_THREAD, parent_death_signal.PARENT_PID: str(os.getpid()), MARK: mark}
         process = subprocess.Popen(
             [sys.executable, "-m", "polyrl_trainer.user_code.workers.worker", str(theirs.fileno()), str(memory)],
             stdin=subprocess.DEVNULL,
@@ -78,7 +85,7 @@ class WorkerProcess:
         thread = ThreadUse(mmap.mmap(memory, thread_use.SHARED_BYTES))
         os.close(memory)
         ours.sendall(messages.to_frame(setup))
-        return cls(process, ours, thread)
+        return cls(process, mark, socket=ours, thread=thread)
 
     async def load(self) -> None:
         """Raises InvalidCode, WorkerDied."""
@@ -128,7 +135,7 @@ class WorkerProcess:
         if self.dead:
             return
         self.dead = True
-        started = _descendants(self.process.pid)
+        started = {*_descendants(self.process.pid), *_marked(f"{MARK}={self.mark}")}
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for pid in started:  # a sandbox's, in a group or session of its own
@@ -157,6 +164,16 @@ def _descendants(pid: int) -> list[int]:
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             found += map(int, children.read_text().split())
     return found + [further for child in found for further in _descendants(child)]
+
+
+def _marked(variable: str) -> list[int]:
+    """Those that have it, however far from the worker; not those that were given an environment without it."""
+    found: list[int] = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # another user's, or it has ended
+            if variable.encode() in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
 
 
 def _ending(code: int) -> str:
