@@ -1,0 +1,111 @@
+"""What follows from the sums that engines give of their weights, in the order in which they give them."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyrl.weights.engine_sums import LONE, MAX_COMPARED, OTHER_WEIGHTS, SAME_WEIGHTS, EngineSum, WeightSums
+
+CPU, GPU = "SGLang 0.5.23 cpu float32 tp1", "SGLang 0.5.23 cuda bfloat16 tp2 NVIDIA H100"
+
+
+def judged(sums: WeightSums, engine: str, text: str, version: int = 1, kind: str = CPU, exact: bool = True) -> set[str]:
+    """Who is refused by it."""
+    given = EngineSum(kind, text.encode(), exact=exact)
+    return set(sums.judge(engine, version, b"receipt %d" % version, given).refused)
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        pytest.param("a=A", "", id="the first one serves"),
+        pytest.param("a=A b=A c=A", "; ;", id="equal ones serve"),
+        pytest.param("a=A b=B", ";b", id="one that differs from the first one is refused"),
+        pytest.param("a=A b=B b2=A", ";b;", id="and serves when it was started anew and differs no more"),
+        pytest.param("a=A b=A c=B c2=B c3=B", ";;c;c2;c3", id="nobody has his way against two that agree"),
+        pytest.param("a=A b=B c=B", ";b;a", id="two that agree have theirs against the first one"),
+        pytest.param("a=A b=B b2=B", ";b;a", id="a second start counts as another engine"),
+        pytest.param("a=A b=B b2=B a2=A a3=A", ";b;a;a2;a3", id="and what stands is not taken back"),
+        pytest.param("a=A b=B c=B a2=B", ";b;a;", id="the first one serves with what stands when it was started anew"),
+        pytest.param("a=A a=A b=B", ";;b", id="what one says again counts once"),
+        pytest.param("a=A b=B b=B b=B", ";b;b;b", id="also what one that was refused says again"),
+        pytest.param("a=A a=B", ";a", id="one that contradicts itself is refused"),
+        pytest.param("a=A b=B c=C d=D e=E", ";b;c;;", id="sums of which no two agree tell nothing"),
+    ],
+)
+def test_who_is_refused(given: str, refused: str) -> None:
+    sums = WeightSums()
+    found = [judged(sums, *one.split("=")) for one in given.split()]
+    assert found == [set(one.split()) for one in refused.split(";")]
+    assert sums.verdicts["refused"] == sum(map(len, found))
+
+
+def test_the_refused_are_told_why_and_people_more() -> None:
+    sums = WeightSums()
+    judged(sums, "a", "A")
+    verdict = sums.judge("b", 1, b"receipt 1", EngineSum(CPU, b"B", exact=True))
+    assert verdict.reason == OTHER_WEIGHTS
+    assert verdict.note == f"it has loaded version 1, and adds it up to 42, not to 41 as others of its kind ({CPU})"
+
+
+def test_engines_of_two_kinds_and_weights_under_two_receipts_are_not_compared() -> None:
+    sums = WeightSums()
+    assert not judged(sums, "a", "A")
+    assert not judged(sums, "b", "B", kind=GPU)
+    assert not sums.judge("c", 1, b"another trainer's", EngineSum(CPU, b"C", exact=True)).refused
+    assert not judged(sums, "a", "A2", version=2)
+    assert sums.verdicts == {"first": 4}
+
+
+@pytest.mark.parametrize(("exact", "refused"), [(True, {"a"}), (False, set())], ids=["exact", "rounded"])
+def test_a_load_that_changed_nothing_is_refused_without_a_reference(exact: bool, refused: set[str]) -> None:
+    sums = WeightSums()
+    judged(sums, "a", "A", version=1, exact=exact)
+    assert judged(sums, "a", "A", version=2, exact=exact) == refused
+    assert judged(sums, "a", "A", version=2, exact=exact) == refused, "when it says so again, too"
+    verdict = sums.judge("a", 3, b"receipt 3", EngineSum(CPU, b"A", exact=exact))
+    assert verdict.reason == (SAME_WEIGHTS if exact else "")
+
+
+def test_the_same_weights_under_the_next_number_may_have_the_same_sum() -> None:
+    sums = WeightSums()
+    for version in (1, 2):
+        assert not sums.judge("a", version, b"one receipt", EngineSum(CPU, b"A", exact=True)).refused
+
+
+def test_who_serves_another_version_meanwhile_is_not_refused_for_the_one_before() -> None:
+    sums = WeightSums()
+    judged(sums, "a", "A")
+    judged(sums, "a", "A2", version=2)
+    judged(sums, "b", "B")
+    assert judged(sums, "c", "B") == set()
+    judged(sums, "gone", "X", version=3)
+    sums.gone("gone")
+    judged(sums, "b", "Y", version=3)
+    assert judged(sums, "c", "Y", version=3) == set()
+
+
+def test_a_kind_that_has_agreed_is_compared_for_good() -> None:
+    sums = WeightSums()
+    judged(sums, "a", "A")
+    judged(sums, "b", "A")
+    refused = [judged(sums, f"n{number}", f"N{number}", version=2) for number in range(LONE + 2)]
+    assert refused == [set(), *({f"n{number}"} for number in range(1, LONE + 2))]
+
+
+def test_what_tells_nothing_is_said_once_and_counted() -> None:
+    sums = WeightSums()
+    notes = [sums.judge(str(n), 1, b"r", EngineSum(CPU, b"%d" % n, exact=True)).note for n in range(LONE + 2)]
+    assert notes[LONE - 1].startswith(f"4 engines of a kind ({CPU}) add version 1 up to as many sums")
+    assert notes[LONE:] == ["", ""]
+    assert (sums.verdicts["incomparable"], sums.verdicts["refused"]) == (3, LONE - 2)
+
+
+def test_old_versions_are_forgotten() -> None:
+    sums = WeightSums()
+    for version in range(MAX_COMPARED + 1):
+        judged(sums, "a", f"A{version}", version=version)
+    assert len(sums._compared) == MAX_COMPARED
+    sums.gone("a")
+    assert not judged(sums, "b", "B", version=0)
+    assert judged(sums, "b2", "B", version=2) == {"b2"}
