@@ -31,10 +31,14 @@ SAME_WEIGHTS: Final = "its engine holds the weights that it held before, which a
 REFUSALS: Final = (OTHER_WEIGHTS, SAME_WEIGHTS)
 """Reasons of a Fenced for which an agent ends with its engine."""
 
+VERDICTS: Final = ("first", "equal", "refused", "incomparable")
+
 LONE: Final = 4
 """A machine that errs each time in another way gives some, with its restarts; a second good one gives none."""
 MAX_COMPARED: Final = 64
 """Versions, by kind: as many as the largest allowed staleness lets engines serve."""
+MAX_ENGINES: Final = 4096
+"""Of a run, with all that were started anew; who was heard first is forgotten first."""
 MAX_KINDS: Final = 64
 """A fleet has one or two, for each type of GPU."""
 
@@ -84,16 +88,17 @@ class WeightSums:
 
     def __init__(self) -> None:
         self.verdicts: Counter[str] = Counter()
-        """How many sums were `first`, `equal`, `refused`, `incomparable`."""
+        """How many sums had which of VERDICTS."""
         self._compared: dict[_Key, _Compared] = {}
         self._agreed: dict[str, bool] = {}
         """Kinds of which two engines gave one sum (True), or that tell nothing (False)."""
         self._held: dict[str, tuple[_Key, EngineSum]] = {}
         """By engine: of which version, and what."""
+        self._live: set[str] = set()
 
     def gone(self, engine: str) -> None:
-        """It has ended."""
-        self._held.pop(engine, None)
+        """It has ended. One that comes under its name is another, which has loaded everything anew."""
+        self._live.discard(engine)
 
     def judge(self, engine: str, version: int, receipt: bytes, given: EngineSum) -> SumVerdict:
         """Of a sum that an engine gives of the version that it loaded; `receipt`: `weights.receipt_of` its stream."""
@@ -102,6 +107,8 @@ class WeightSums:
         if contradicts:
             return contradicts
         self._held[engine] = (key, given)
+        _bound(self._held, MAX_ENGINES)
+        self._live.add(engine)
         if self._agreed.get(given.kind) is False:
             self.verdicts["incomparable"] += 1
             return SERVES
@@ -122,8 +129,9 @@ class WeightSums:
         if engine not in self._held:
             return None
         before, held = self._held[engine]
-        if before == key and held.sum != given.sum:
-            return self._refused((engine,), OTHER_WEIGHTS, _differing(key, given.sum, held.sum))
+        if engine in self._live and (before[0] != key[0] or (before == key and held.sum != given.sum)):
+            note = f"it contradicts what it said before of version {before[1]}, or of itself ({before[0]})"
+            return self._refused((engine,), OTHER_WEIGHTS, note)
         if given.exact and held.sum == given.sum and before[2] != key[2]:
             note = f"it has loaded version {key[1]}, and holds what it held of version {before[1]}"
             return self._refused((engine,), SAME_WEIGHTS, note)
@@ -136,7 +144,7 @@ class WeightSums:
         _bound(self._agreed, MAX_KINDS)
         self.verdicts["equal"] += 1
         serve = () if first == given else tuple(sorted(compared.given[first]))
-        false = tuple(one for one in serve if self._held.get(one, (None,))[0] == key)
+        false = tuple(one for one in serve if one in self._live and one in self._held and self._held[one][0] == key)
         return self._refused(false, OTHER_WEIGHTS, _differing(key, first, given)) if false else SERVES
 
     def _differs(self, compared: _Compared, engine: str, key: _Key, given: bytes) -> SumVerdict:

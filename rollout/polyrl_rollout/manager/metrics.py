@@ -20,6 +20,7 @@ from polyrl.history.results import TRAINED_PHASES, evaluations
 from polyrl.history.rows import MetricsRow
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.status import FinishedStep, ManagerStatus, StepValue
+from polyrl.weights.engine_sums import VERDICTS
 from polyrl.wire import WeightsLoaded
 from polyrl_rollout.manager.history import RunHistory
 from polyrl_rollout.manager.peers.router import Traffic
@@ -67,10 +68,11 @@ class ManagerCollector(Collector):
         refused: Mapping[str, int],
         weights: ReceivedWeights,
         pauses: UpdatePauses,
+        sums: Mapping[str, int],
     ) -> None:
-        """`traffic` and `refused` (handshakes) go by socket: `agents`, `trainer`."""
+        """`traffic` and `refused` (handshakes) go by socket: `agents`, `trainer`; `sums` by what followed from them."""
         self._status, self._traffic, self._refused = status, traffic, refused
-        self._weights, self._pauses = weights, pauses
+        self._weights, self._pauses, self._sums = weights, pauses, sums
 
     def collect(self) -> Iterator[Metric]:
         """One family per number."""
@@ -85,6 +87,10 @@ class ManagerCollector(Collector):
         for part, seconds in self._pauses.seconds.items():
             paused.add_metric((part,), seconds)
         yield paused
+        sums = CounterMetricFamily("polyrl_weight_sums", "What engines add weights up to", labels=("verdict",))
+        for verdict in VERDICTS:
+            sums.add_metric((verdict,), self._sums.get(verdict, 0))
+        yield sums
 
     def _of_sockets(self) -> Iterator[Metric]:
         frames = CounterMetricFamily("polyrl_frames", "ZeroMQ frames", labels=("socket", "direction"))
