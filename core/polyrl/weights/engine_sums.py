@@ -67,7 +67,7 @@ class SumVerdict:
 
 SERVES: Final = SumVerdict()
 _Key: TypeAlias = tuple[str, int, bytes]
-"""Kind, version, and the receipt that tells two of one number apart."""
+"""Kind, version, and the content that tells two of one number apart."""
 
 
 @dataclass
@@ -100,9 +100,9 @@ class WeightSums:
         """It has ended. One that comes under its name is another, which has loaded everything anew."""
         self._live.discard(engine)
 
-    def judge(self, engine: str, version: int, receipt: bytes, given: EngineSum) -> SumVerdict:
-        """Of a sum that an engine gives of the version that it loaded; `receipt`: `weights.receipt_of` its stream."""
-        key = (given.kind, version, receipt)
+    def judge(self, engine: str, version: int, content: bytes, given: EngineSum) -> SumVerdict:
+        """Of a sum that an engine gives of the version that it loaded; `content`: `weights_hash` of it."""
+        key = (given.kind, version, content)
         contradicts = self._contradicts(engine, key, given)
         if contradicts:
             return contradicts

@@ -53,4 +53,4 @@ class SumCheck:
         known = self._state.receipts.get(version) if self._state.weights.receipt else receipt
         if not 0 <= version <= self._state.weights.version or not receipt or known != receipt:
             return SumVerdict()
-        return self.sums.judge(engine, version, receipt, given)
+        return self.sums.judge(engine, version, self._state.contents.get(version) or receipt, given)

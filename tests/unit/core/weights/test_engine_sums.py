@@ -12,7 +12,7 @@ CPU, GPU = "SGLang 0.5.23 cpu float32 tp1", "SGLang 0.5.23 cuda bfloat16 tp2 NVI
 def judged(sums: WeightSums, engine: str, text: str, version: int = 1, kind: str = CPU, exact: bool = True) -> set[str]:
     """Who is refused by it."""
     given = EngineSum(kind, text.encode(), exact=exact)
-    return set(sums.judge(engine, version, b"receipt %d" % version, given).refused)
+    return set(sums.judge(engine, version, b"content %d" % version, given).refused)
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_who_is_refused(given: str, refused: str) -> None:
 def test_the_refused_are_told_why_and_people_more() -> None:
     sums = WeightSums()
     judged(sums, "a", "A")
-    verdict = sums.judge("b", 1, b"receipt 1", EngineSum(CPU, b"B", exact=True))
+    verdict = sums.judge("b", 1, b"content 1", EngineSum(CPU, b"B", exact=True))
     assert verdict.reason == OTHER_WEIGHTS
     assert verdict.note == f"it has loaded version 1, and adds it up to 42, not to 41 as others of its kind ({CPU})"
 
 
-def test_engines_of_two_kinds_and_weights_under_two_receipts_are_not_compared() -> None:
+def test_engines_of_two_kinds_and_weights_under_two_contents_are_not_compared() -> None:
     sums = WeightSums()
     assert not judged(sums, "a", "A")
     assert not judged(sums, "b", "B", kind=GPU)
@@ -63,14 +63,14 @@ def test_a_load_that_changed_nothing_is_refused_without_a_reference(exact: bool,
     judged(sums, "a", "A", version=1, exact=exact)
     assert judged(sums, "a", "A", version=2, exact=exact) == refused
     assert judged(sums, "a", "A", version=2, exact=exact) == refused, "when it says so again, too"
-    verdict = sums.judge("a", 3, b"receipt 3", EngineSum(CPU, b"A", exact=exact))
+    verdict = sums.judge("a", 3, b"content 3", EngineSum(CPU, b"A", exact=exact))
     assert verdict.reason == (SAME_WEIGHTS if exact else "")
 
 
 def test_the_same_weights_under_the_next_number_may_have_the_same_sum() -> None:
     sums = WeightSums()
     for version in (1, 2):
-        assert not sums.judge("a", version, b"one receipt", EngineSum(CPU, b"A", exact=True)).refused
+        assert not sums.judge("a", version, b"one content", EngineSum(CPU, b"A", exact=True)).refused
 
 
 def test_who_serves_another_version_meanwhile_is_not_refused_for_the_one_before() -> None:
