@@ -26,6 +26,7 @@ from polyrl import interpreter
 
 with interpreter.loading():
     import torch
+    import transformers
     import xxhash
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -58,8 +59,8 @@ FORWARD_SEQUENCES: Final = 32
 square: 32 and 48 measured best, 256 at half their speed. The others wait their turn inside the manager."""
 FORWARD_TOKENS: Final = 512
 """Tokens per forward pass; bounds the same square when prompts are read."""
-KIND: Final = "embedded float32"
-"""Of its sums: nothing else plays a part."""
+KIND: Final = f"embedded float32, transformers {transformers.__version__}"
+"""Of its sums: names of tensors are transformers'."""
 ATTENTION: Final = "sdpa"
 """Named at each load: a config may name kernels of a hub, which are code."""
 

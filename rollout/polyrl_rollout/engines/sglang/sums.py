@@ -21,7 +21,10 @@ SIZES: Final = ("tp", "dp", "pp", "ep")
 
 
 def kind_of(info: dict[str, Any], accelerator: object) -> str:
-    """Of a server's /server_info, and the name of its GPU; None on a CPU."""
+    """Of a server's /server_info, and the name of its GPU, None on a CPU. Empty where no two servers are alike: experts
+    that move by what is generated lie elsewhere in each."""
+    if info.get("enable_eplb"):
+        return ""
     sizes = [f"{name}{info.get(f'{name}_size')}" for name in SIZES]
     words = ("SGLang", info.get("version"), accelerator or info.get("device"), info.get("dtype"), *sizes)
     return " ".join(map(str, words))[:MAX_KIND]

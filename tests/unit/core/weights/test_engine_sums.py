@@ -29,7 +29,7 @@ def judged(sums: WeightSums, engine: str, text: str, version: int = 1, kind: str
         pytest.param("a=A b=B c=B a2=B", ";b;a;", id="the first one serves with what stands when it was started anew"),
         pytest.param("a=A a=A b=B", ";;b", id="what one says again counts once"),
         pytest.param("a=A b=B b=B b=B", ";b;b;b", id="also what one that was refused says again"),
-        pytest.param("a=A a=B", ";a", id="one that contradicts itself is refused"),
+        pytest.param("a=A a=B b=B", ";a;b", id="one that contradicts itself is refused, and heard once"),
         pytest.param("a=A b=B c=C d=D e=E", ";b;c;;", id="sums of which no two agree tell nothing"),
     ],
 )
@@ -55,6 +55,14 @@ def test_engines_of_two_kinds_and_weights_under_two_contents_are_not_compared() 
     assert not sums.judge("c", 1, b"another trainer's", EngineSum(CPU, b"C", exact=True)).refused
     assert not judged(sums, "a", "A2", version=2)
     assert sums.verdicts == {"first": 4}
+
+
+def test_an_engine_is_of_one_kind_until_it_is_started_anew() -> None:
+    sums = WeightSums()
+    judged(sums, "a", "A")
+    assert judged(sums, "a", "A2", version=2, kind=GPU) == {"a"}
+    sums.gone("a")
+    assert judged(sums, "a", "A2", version=2, kind=GPU) == set()
 
 
 @pytest.mark.parametrize(("exact", "refused"), [(True, {"a"}), (False, set())], ids=["exact", "rounded"])

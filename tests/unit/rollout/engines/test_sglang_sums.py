@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from safetensors.numpy import save_file
 
 from polyrl.manifest.rollout import EngineSpec
@@ -87,6 +92,32 @@ def test_one_that_cannot_say_it_serves_without(answer: Any, folder: Path) -> Non
     assert (seconds.sum, engine.version, engine.killed) == (None, 1, False)
 
 
+@pytest.mark.parametrize(("status", "killed"), [(404, False), (400, False), (500, True)])
+def test_only_a_server_that_is_well_may_refuse_to_say(status: int, killed: bool, folder: Path) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    async def asked() -> bool:
+        app = web.Application()
+        app.router.add_post("/weights_checker", answer)
+        async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as session:
+            engine = Asked("recompute", {})
+            engine._session = session
+            engine.answer = await answered(SGLangEngine._control(engine, "POST", "/weights_checker", {}, 9.0))
+            with contextlib.suppress(EngineFailed):
+                await engine.load_weights(1, folder)
+            return engine.killed
+
+    assert asyncio.run(asked()) is killed
+
+
+async def answered(call: Coroutine[Any, Any, dict[str, Any]]) -> Any:
+    try:
+        return await call
+    except EngineFailed as error:
+        return error
+
+
 @pytest.mark.parametrize("switch", ["recompute", "keep"])
 def test_one_that_breaks_meanwhile_is_ended_for_nobody_knows_what_it_holds(switch: str, folder: Path) -> None:
     async def broken() -> Asked:
@@ -111,6 +142,7 @@ def test_a_kind_names_what_else_a_sum_depends_on() -> None:
     assert gpu == "SGLang 0.5.23 NVIDIA H100 80GB HBM3 auto tp2 dp1 pp1 ep1"
     assert cpu == "SGLang 0.5.23 cpu float32 tp2 dp1 pp1 ep1"
     assert len(kind_of(INFO, "x" * 500)) == 128
+    assert not kind_of({**INFO, "enable_eplb": True}, "NVIDIA H100 80GB HBM3")
 
 
 def test_numbers_of_four_bytes_are_exact_only_in_an_engine_of_four(folder: Path) -> None:

@@ -80,6 +80,8 @@ def test_of_a_trainer_without_receipts_versions_are_compared_all_the_same() -> N
     desk = Desk(receipt=b"")
     assert desk.check.admits("a", loaded("A"))
     assert not desk.check.admits("b", loaded("B"))
+    assert all(desk.check.admits("b", loaded("B", version=version)) for version in (-1, 2))
+    assert desk.check.sums.verdicts == {"first": 1, "refused": 1}
 
 
 def test_others_are_refused_by_the_word_of_one_that_is_admitted() -> None:
