@@ -7,9 +7,9 @@ The receiver is killed or frozen, the publisher is killed or frozen, the link is
 one direction, cut, memory is full, the version is superseded, a second manager announces another one under its
 number, or the engine takes other bytes than it is given. While it lasts the trainer takes its next snapshot. Then it is
 over, the version is announced as managers do, and the receiver must come to serve it: with a hash over what its engine
-read that is the trainer's own. Whoever ended is started again. Prints point by fault: how often, whether the receiver served on, had said that it failed, or was
-started again, how long the trainer's snapshot took beyond the longest of those without a fault, and seconds from the
-end of the fault until the version is served; the last line is one JSON object. Ends with 1 when a load was torn, a
+read that is the trainer's own. Whoever ended is started again. Prints point by fault: how often, whether the receiver
+served on, had said that it failed, or was started again, how long the trainer's snapshot took beyond the longest of
+those without a fault, and seconds from the end of the fault until the version is served; the last line is one JSON object. Ends with 1 when a load was torn, a
 version was served that nobody published, or a receiver hung.
 
 Hours may be cut into parts: `--to FILE` has a line of JSON for each combination as it ends, and `--from FILE` goes on

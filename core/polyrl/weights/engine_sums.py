@@ -20,7 +20,6 @@ more. Nothing here outlives the manager: the next one hears all sums again by th
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -31,13 +30,13 @@ SAME_WEIGHTS: Final = "its engine holds the weights that it held before, which a
 REFUSALS: Final = (OTHER_WEIGHTS, SAME_WEIGHTS)
 """Reasons of a Fenced for which an agent ends with its engine."""
 
-VERDICTS: Final = ("first", "equal", "refused", "incomparable")
+OUTCOMES: Final = ("first", "equal", "incomparable")
 
 LONE: Final = 4
 """A machine that errs each time in another way gives some, with its restarts; a second good one gives none."""
 MAX_COMPARED: Final = 64
 """Versions, by kind: as many as the largest allowed staleness lets engines serve."""
-MAX_ENGINES: Final = 4096
+MAX_STARTS: Final = 4096
 """Of a run, with all that were started anew; who was heard first is forgotten first."""
 MAX_KINDS: Final = 64
 """A fleet has one or two, for each type of GPU."""
@@ -62,10 +61,11 @@ class SumVerdict:
     reason: str = ""
     """One of REFUSALS."""
     note: str = ""
-    """A sentence for people; empty: nothing to tell."""
+    """A sentence for people, where there is one."""
+    outcome: str = ""
+    """One of OUTCOMES, of one that serves; empty: it has said so before."""
 
 
-SERVES: Final = SumVerdict()
 _Key: TypeAlias = tuple[str, int, bytes]
 """Kind, version, and the content that tells two of one number apart."""
 
@@ -87,8 +87,6 @@ class WeightSums:
     """Of one run."""
 
     def __init__(self) -> None:
-        self.verdicts: Counter[str] = Counter()
-        """How many sums had which of VERDICTS."""
         self._compared: dict[_Key, _Compared] = {}
         self._agreed: dict[str, bool] = {}
         """Kinds of which two engines gave one sum (True), or that tell nothing (False)."""
@@ -106,23 +104,23 @@ class WeightSums:
         contradicts = self._contradicts(engine, key, given)
         if contradicts:
             return contradicts
+        if engine in self._live and self._held[engine] == (key, given):
+            return SumVerdict()
         self._held[engine] = (key, given)
-        _bound(self._held, MAX_ENGINES)
+        _bound(self._held, MAX_STARTS)
         self._live.add(engine)
         if self._agreed.get(given.kind) is False:
-            self.verdicts["incomparable"] += 1
-            return SERVES
+            return SumVerdict(outcome="incomparable")
         compared = self._compared.setdefault(key, _Compared())
         _bound(self._compared, MAX_COMPARED)
-        verdict = "equal" if compared.given else "first"
+        outcome = "equal" if compared.given else "first"
         givers = compared.given.setdefault(given.sum, set())
         givers.add(engine)
         if compared.stands is None and len(givers) > 1:
             return self._stands(compared, key, given.sum)
         if given.sum != compared.reference:
             return self._differs(compared, engine, key, given.sum)
-        self.verdicts[verdict] += 1
-        return SERVES
+        return SumVerdict(outcome=outcome)
 
     def _contradicts(self, engine: str, key: _Key, given: EngineSum) -> SumVerdict | None:
         """What it said before."""
@@ -131,10 +129,10 @@ class WeightSums:
         before, held = self._held[engine]
         if engine in self._live and (before[0] != key[0] or (before == key and held.sum != given.sum)):
             note = f"it contradicts what it said before of version {before[1]}, or of itself ({before[0]})"
-            return self._refused((engine,), OTHER_WEIGHTS, note)
+            return self._refuse((engine,), OTHER_WEIGHTS, note)
         if given.exact and held.sum == given.sum and before[2] != key[2]:
             note = f"it has loaded version {key[1]}, and holds what it held of version {before[1]}"
-            return self._refused((engine,), SAME_WEIGHTS, note)
+            return self._refuse((engine,), SAME_WEIGHTS, note)
         return None
 
     def _stands(self, compared: _Compared, key: _Key, given: bytes) -> SumVerdict:
@@ -142,23 +140,23 @@ class WeightSums:
         first, compared.stands = compared.reference, given
         self._agreed[key[0]] = True
         _bound(self._agreed, MAX_KINDS)
-        self.verdicts["equal"] += 1
         serve = () if first == given else tuple(sorted(compared.given[first]))
         false = tuple(one for one in serve if one in self._live and one in self._held and self._held[one][0] == key)
-        return self._refused(false, OTHER_WEIGHTS, _differing(key, first, given)) if false else SERVES
+        return self._refuse(false, OTHER_WEIGHTS, _differing(key, first, given) if false else "", outcome="equal")
 
     def _differs(self, compared: _Compared, engine: str, key: _Key, given: bytes) -> SumVerdict:
         if compared.stands is not None or key[0] in self._agreed or len(compared.given) < LONE:
-            return self._refused((engine,), OTHER_WEIGHTS, _differing(key, given, compared.reference))
+            return self._refuse((engine,), OTHER_WEIGHTS, _differing(key, given, compared.reference))
         self._agreed[key[0]] = False
         _bound(self._agreed, MAX_KINDS)
-        self.verdicts["incomparable"] += 1
         many = f"{len(compared.given)} engines of a kind ({key[0]}) add version {key[1]} up to as many sums"
-        return SumVerdict(note=f"{many}: they tell nothing of weights, and are compared no more")
+        note = f"{many}: they tell nothing of weights, and are compared no more"
+        return SumVerdict(note=note, outcome="incomparable")
 
-    def _refused(self, engines: tuple[str, ...], reason: str, note: str) -> SumVerdict:
-        self.verdicts["refused"] += len(engines)
-        return SumVerdict(engines, reason, note=note)
+    def _refuse(self, engines: tuple[str, ...], reason: str, note: str, outcome: str = "") -> SumVerdict:
+        """None of them may say the same again and be taken for what it was."""
+        self._live.difference_update(engines)
+        return SumVerdict(engines, reason, note=note, outcome=outcome)
 
 
 def _differing(key: _Key, given: bytes, reference: bytes) -> str:

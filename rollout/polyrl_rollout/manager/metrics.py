@@ -20,7 +20,6 @@ from polyrl.history.results import TRAINED_PHASES, evaluations
 from polyrl.history.rows import MetricsRow
 from polyrl.manifest.scaling import PricingSpec
 from polyrl.status import FinishedStep, ManagerStatus, StepValue
-from polyrl.weights.engine_sums import VERDICTS
 from polyrl.wire import WeightsLoaded
 from polyrl_rollout.manager.history import RunHistory
 from polyrl_rollout.manager.peers.router import Traffic
@@ -87,9 +86,9 @@ class ManagerCollector(Collector):
         for part, seconds in self._pauses.seconds.items():
             paused.add_metric((part,), seconds)
         yield paused
-        sums = CounterMetricFamily("polyrl_weight_sums", "What engines add weights up to", labels=("verdict",))
-        for verdict in VERDICTS:
-            sums.add_metric((verdict,), self._sums.get(verdict, 0))
+        sums = CounterMetricFamily("polyrl_weight_sums", "What engines add weights up to", labels=("outcome",))
+        for outcome, count in self._sums.items():
+            sums.add_metric((outcome,), count)
         yield sums
 
     def _of_sockets(self) -> Iterator[Metric]:

@@ -244,7 +244,6 @@ class Manager:
         """For the ledger it has left; its agent ends."""
         if engine in self._ledger.state.engines:
             self._deliver(self._ledger.from_agent(engine, Deregister(reason), self.now()))
-        self._sums.sums.gone(engine)
         self._gathered.to_agents.append((engine, Fenced(reason)))
 
     def _from_trainer(self, message: FromTrainer) -> Iterable[ToTrainer]:
@@ -413,7 +412,7 @@ class Manager:
     async def _open_http(self) -> None:
         registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=registry)
-        weights, pauses, sums = self._agents.weights, self._pauses, self._sums.sums.verdicts
+        weights, pauses, sums = self._agents.weights, self._pauses, self._sums.outcomes
         refused = self.authenticator.refused
         registry.register(ManagerCollector(self.status, self.traffic, refused, weights, pauses, sums))
         prices = PricingSpec() if self._job is None else self._job.spec.pricing

@@ -9,12 +9,15 @@ which checks every tensor before it loads it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
 from polyrl.ledger.state import LedgerState
-from polyrl.weights.engine_sums import EngineSum, SumVerdict, WeightSums
+from polyrl.weights.engine_sums import OUTCOMES, EngineSum, SumVerdict, WeightSums
 from polyrl.wire import FromAgent, Hello, WeightsLoaded
+
+REFUSED: Final = "refused"
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +31,8 @@ class SumCheck:
         """`refuse` ends an engine for a reason; `note` keeps a sentence about one for the run's report."""
         self._state, self._refuse, self._note = state, refuse, note
         self.sums = WeightSums()
+        self.outcomes = dict.fromkeys((*OUTCOMES, REFUSED), 0)
+        """Of sums, how many."""
 
     def admits(self, engine: str, message: FromAgent) -> bool:
         """Whether the ledger may hear the message. Another engine may be refused because of it."""
@@ -38,11 +43,14 @@ class SumCheck:
                 verdict = self._judge(engine, version, receipts.get(version, b""), given)
             case _:
                 return True
+        if verdict.outcome:
+            self.outcomes[verdict.outcome] += 1
         if verdict.note and not verdict.refused:
             log.error("weights are not compared", why=verdict.note)
             self._note(engine, verdict.note)
         for one in verdict.refused:
             if one in self._state.engines:  # one that stays, and says it again, is not named again
+                self.outcomes[REFUSED] += 1
                 log.error("engine refused", engine=one, why=verdict.note)
                 self._note(one, f"{one} is refused: {verdict.note}")
             self._refuse(one, verdict.reason)

@@ -23,15 +23,15 @@ pytestmark = pytest.mark.asyncio
 
 
 class SummedEngine(FakeEngine):
-    """Says what it is told to, of each version."""
+    """Gives one sum after the other, by version."""
 
     def __init__(self, *sums: str) -> None:
         super().__init__()
-        self._said = list(sums)
+        self._sums = list(sums)
         self.closed = False
 
     async def load_weights(self, version: int, folder: Path) -> LoadSeconds:
-        given = EngineSum("fake", self._said[version].encode(), exact=True)
+        given = EngineSum("fake", self._sums[version].encode(), exact=True)
         await super().load_weights(version, folder)
         return LoadSeconds(wait=0.0, load=0.1, verify=0.1, sum=given)
 
@@ -75,7 +75,7 @@ class Fleet:
     def _serving(self, version: int) -> list[str]:
         return sorted(one.name for one in self.site.manager.status().engines if one.weight_version == version)
 
-    def told(self, kind: str = "condition") -> list[str]:
+    def noted(self, kind: str = "condition") -> list[str]:
         history = self.site.manager._history.since(0.0, 0.0)
         return [event.text for event in history.events if event.kind == kind]
 
@@ -102,14 +102,14 @@ async def test_one_that_holds_something_else_serves_nothing_and_its_successor_do
     assert await fleet.ended("b") == EXIT_FAILED
     assert fleet.engines["b"].closed
     await fleet.until("a", "silent")
-    assert sorted(fleet.told("serving")) == ["a serves", "silent serves"]
-    assert fleet.told() == [
+    assert sorted(fleet.noted("serving")) == ["a serves", "silent serves"]
+    assert fleet.noted() == [
         f"b is refused: it has loaded version 0, and adds it up to {b'wrong'.hex()}, not to {b'right'.hex()}"
         " as others of its kind (fake)"
     ]
     fleet.start("b2", "right")
     await fleet.until("a", "b2", "silent")
-    assert fleet.site.manager._sums.sums.verdicts == {"first": 1, "refused": 1, "equal": 1}
+    assert fleet.site.manager._sums.outcomes == {"first": 1, "equal": 1, "incomparable": 0, "refused": 1}
 
 
 async def test_a_first_one_that_two_others_contradict_is_refused_while_it_serves(fleet: Fleet) -> None:
@@ -136,7 +136,7 @@ async def test_a_load_that_changed_nothing_is_found_without_any_other(
     await fleet.until(version=1)
     fleet.start("a2", "-", "new")
     await fleet.until("a2", version=1)
-    assert fleet.told() == ["a is refused: it has loaded version 1, and holds what it held of version 0"]
+    assert fleet.noted() == ["a is refused: it has loaded version 1, and holds what it held of version 0"]
     assert SAME_WEIGHTS in capsys.readouterr().out
 
 

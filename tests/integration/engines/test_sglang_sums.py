@@ -92,11 +92,11 @@ async def test_one_that_holds_something_else_is_not_served_and_its_successor_ser
             await until(lambda: site.serving() == ["good"])
             async with agent_of(site, "corrupted", Corrupted(SPEC), tmp_path) as ending:
                 assert await asyncio.wait_for(ending, WAIT_S) == EXIT_FAILED
-            assert site.manager._sums.sums.verdicts == {"first": 1, "refused": 1}
+            assert site.manager._sums.outcomes == {"first": 1, "equal": 0, "incomparable": 0, "refused": 1}
             assert site.serving() == ["good"]
         async with agent_of(site, "successor", SGLangEngine(SPEC), tmp_path):
             await until(lambda: site.serving() == ["successor"])
-            assert site.manager._sums.sums.verdicts["equal"] == 1
+            assert site.manager._sums.outcomes["equal"] == 1
             assert await one_sample(site) == greedy(model, PROMPT)
 
 

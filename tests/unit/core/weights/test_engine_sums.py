@@ -9,7 +9,9 @@ from polyrl.weights.engine_sums import LONE, MAX_COMPARED, OTHER_WEIGHTS, SAME_W
 CPU, GPU = "SGLang 0.5.23 cpu float32 tp1", "SGLang 0.5.23 cuda bfloat16 tp2 NVIDIA H100"
 
 
-def judged(sums: WeightSums, engine: str, text: str, version: int = 1, kind: str = CPU, exact: bool = True) -> set[str]:
+def refused_by(
+    sums: WeightSums, engine: str, text: str, version: int = 1, kind: str = CPU, exact: bool = True
+) -> set[str]:
     """Who is refused by it."""
     given = EngineSum(kind, text.encode(), exact=exact)
     return set(sums.judge(engine, version, b"content %d" % version, given).refused)
@@ -35,14 +37,13 @@ def judged(sums: WeightSums, engine: str, text: str, version: int = 1, kind: str
 )
 def test_who_is_refused(given: str, refused: str) -> None:
     sums = WeightSums()
-    found = [judged(sums, *one.split("=")) for one in given.split()]
+    found = [refused_by(sums, *one.split("=")) for one in given.split()]
     assert found == [set(one.split()) for one in refused.split(";")]
-    assert sums.verdicts["refused"] == sum(map(len, found))
 
 
-def test_the_refused_are_told_why_and_people_more() -> None:
+def test_a_refusal_has_a_reason_for_the_agent_and_a_sentence_for_people() -> None:
     sums = WeightSums()
-    judged(sums, "a", "A")
+    refused_by(sums, "a", "A")
     verdict = sums.judge("b", 1, b"content 1", EngineSum(CPU, b"B", exact=True))
     assert verdict.reason == OTHER_WEIGHTS
     assert verdict.note == f"it has loaded version 1, and adds it up to 42, not to 41 as others of its kind ({CPU})"
@@ -50,27 +51,27 @@ def test_the_refused_are_told_why_and_people_more() -> None:
 
 def test_engines_of_two_kinds_and_weights_under_two_contents_are_not_compared() -> None:
     sums = WeightSums()
-    assert not judged(sums, "a", "A")
-    assert not judged(sums, "b", "B", kind=GPU)
+    assert not refused_by(sums, "a", "A")
+    assert not refused_by(sums, "b", "B", kind=GPU)
     assert not sums.judge("c", 1, b"another trainer's", EngineSum(CPU, b"C", exact=True)).refused
-    assert not judged(sums, "a", "A2", version=2)
-    assert sums.verdicts == {"first": 4}
+    assert not refused_by(sums, "a", "A2", version=2)
+    assert sums.judge("d", 1, b"content 1", EngineSum(CPU, b"A", exact=True)).outcome == "equal"
 
 
 def test_an_engine_is_of_one_kind_until_it_is_started_anew() -> None:
     sums = WeightSums()
-    judged(sums, "a", "A")
-    assert judged(sums, "a", "A2", version=2, kind=GPU) == {"a"}
+    refused_by(sums, "a", "A")
+    assert refused_by(sums, "a", "A2", version=2, kind=GPU) == {"a"}
     sums.gone("a")
-    assert judged(sums, "a", "A2", version=2, kind=GPU) == set()
+    assert refused_by(sums, "a", "A2", version=2, kind=GPU) == set()
 
 
 @pytest.mark.parametrize(("exact", "refused"), [(True, {"a"}), (False, set())], ids=["exact", "rounded"])
 def test_a_load_that_changed_nothing_is_refused_without_a_reference(exact: bool, refused: set[str]) -> None:
     sums = WeightSums()
-    judged(sums, "a", "A", version=1, exact=exact)
-    assert judged(sums, "a", "A", version=2, exact=exact) == refused
-    assert judged(sums, "a", "A", version=2, exact=exact) == refused, "when it says so again, too"
+    refused_by(sums, "a", "A", version=1, exact=exact)
+    assert refused_by(sums, "a", "A", version=2, exact=exact) == refused
+    assert refused_by(sums, "a", "A", version=2, exact=exact) == refused, "when it says so again, too"
     verdict = sums.judge("a", 3, b"content 3", EngineSum(CPU, b"A", exact=exact))
     assert verdict.reason == (SAME_WEIGHTS if exact else "")
 
@@ -83,37 +84,45 @@ def test_the_same_weights_under_the_next_number_may_have_the_same_sum() -> None:
 
 def test_who_serves_another_version_meanwhile_is_not_refused_for_the_one_before() -> None:
     sums = WeightSums()
-    judged(sums, "a", "A")
-    judged(sums, "a", "A2", version=2)
-    judged(sums, "b", "B")
-    assert judged(sums, "c", "B") == set()
-    judged(sums, "gone", "X", version=3)
+    refused_by(sums, "a", "A")
+    refused_by(sums, "a", "A2", version=2)
+    refused_by(sums, "b", "B")
+    assert refused_by(sums, "c", "B") == set()
+    refused_by(sums, "gone", "X", version=3)
     sums.gone("gone")
-    judged(sums, "b", "Y", version=3)
-    assert judged(sums, "c", "Y", version=3) == set()
+    refused_by(sums, "b", "Y", version=3)
+    assert refused_by(sums, "c", "Y", version=3) == set()
 
 
 def test_a_kind_that_has_agreed_is_compared_for_good() -> None:
     sums = WeightSums()
-    judged(sums, "a", "A")
-    judged(sums, "b", "A")
-    refused = [judged(sums, f"n{number}", f"N{number}", version=2) for number in range(LONE + 2)]
+    refused_by(sums, "a", "A")
+    refused_by(sums, "b", "A")
+    refused = [refused_by(sums, f"n{number}", f"N{number}", version=2) for number in range(LONE + 2)]
     assert refused == [set(), *({f"n{number}"} for number in range(1, LONE + 2))]
 
 
 def test_what_tells_nothing_is_said_once_and_counted() -> None:
     sums = WeightSums()
-    notes = [sums.judge(str(n), 1, b"r", EngineSum(CPU, b"%d" % n, exact=True)).note for n in range(LONE + 2)]
-    assert notes[LONE - 1].startswith(f"4 engines of a kind ({CPU}) add version 1 up to as many sums")
-    assert notes[LONE:] == ["", ""]
-    assert (sums.verdicts["incomparable"], sums.verdicts["refused"]) == (3, LONE - 2)
+    found = [sums.judge(str(n), 1, b"r", EngineSum(CPU, b"%d" % n, exact=True)) for n in range(LONE + 2)]
+    assert found[LONE - 1].note.startswith(f"4 engines of a kind ({CPU}) add version 1 up to as many sums")
+    assert [verdict.note for verdict in found[LONE:]] == ["", ""]
+    assert [verdict.outcome for verdict in found] == ["first", "", "", *["incomparable"] * 3]
+
+
+def test_what_is_said_again_counts_once() -> None:
+    sums = WeightSums()
+    given = EngineSum(CPU, b"A", exact=True)
+    assert [sums.judge("a", 1, b"c", given).outcome for _ in range(2)] == ["first", ""]
+    sums.gone("a")
+    assert sums.judge("a", 1, b"c", given).outcome == "equal"
 
 
 def test_old_versions_are_forgotten() -> None:
     sums = WeightSums()
     for version in range(MAX_COMPARED + 1):
-        judged(sums, "a", f"A{version}", version=version)
+        refused_by(sums, "a", f"A{version}", version=version)
     assert len(sums._compared) == MAX_COMPARED
     sums.gone("a")
-    assert not judged(sums, "b", "B", version=0)
-    assert judged(sums, "b2", "B", version=2) == {"b2"}
+    assert not refused_by(sums, "b", "B", version=0)
+    assert refused_by(sums, "b2", "B", version=2) == {"b2"}

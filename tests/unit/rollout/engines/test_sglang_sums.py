@@ -28,8 +28,8 @@ INFO = {"version": "0.5.23", "device": "cuda", "dtype": "auto", "tp_size": 2, "d
 
 def ranks(*sums: str) -> dict[str, Any]:
     """As SGLang 0.5.23 answers; per_engine_checksum is of the ranks in the order in which they answered."""
-    told = [{"checksums": {"lm_head.weight": one}, "per_gpu_checksum": one, "parallelism_info": []} for one in sums]
-    return {"success": True, "message": "Success.", "ranks": told, "per_engine_checksum": "".join(sums)}
+    given = [{"checksums": {"lm_head.weight": one}, "per_gpu_checksum": one, "parallelism_info": []} for one in sums]
+    return {"success": True, "message": "Success.", "ranks": given, "per_engine_checksum": "".join(sums)}
 
 
 class Asked(SGLangEngine):

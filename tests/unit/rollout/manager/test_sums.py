@@ -17,7 +17,7 @@ from polyrl_rollout.testing.stage import Stage
 HELLO = Hello(1, "a", pool=Pool.SPOT, max_running=8, kv_tokens=100_000, max_context=4096, weight_version=-1)
 
 
-class Desk:
+class Checked:
     """A check beside a ledger to which version 1 was published."""
 
     def __init__(self, receipt: bytes = b"r1") -> None:
@@ -49,13 +49,13 @@ def greeting(text: str, receipts: dict[int, bytes]) -> Hello:
 
 @pytest.mark.parametrize("word", [loaded("B"), greeting("B", {1: b"r1"})], ids=["loaded", "greeting"])
 def test_another_sum_is_refused_however_it_is_said(word: Any) -> None:
-    desk = Desk()
-    assert desk.check.admits("a", loaded("A"))
-    assert not desk.check.admits("b", word)
-    assert desk.refused == [("b", OTHER_WEIGHTS)]
-    assert not desk.check.admits("b", word)
-    assert len(desk.refused) == 2, "it may not have heard it"
-    assert len(desk.noted) == 1, "but people have"
+    checked = Checked()
+    assert checked.check.admits("a", loaded("A"))
+    assert not checked.check.admits("b", word)
+    assert checked.refused == [("b", OTHER_WEIGHTS)]
+    assert not checked.check.admits("b", word)
+    assert len(checked.refused) == 2, "it may not have heard it"
+    assert len(checked.noted) == 1, "but people have"
 
 
 @pytest.mark.parametrize(
@@ -70,24 +70,24 @@ def test_another_sum_is_refused_however_it_is_said(word: Any) -> None:
     ],
 )
 def test_words_that_the_ledger_does_not_believe_are_left_to_it(word: Any) -> None:
-    desk = Desk()
-    desk.check.admits("a", loaded("A"))
-    assert desk.check.admits("b", word)
-    assert not desk.check.sums.verdicts["refused"]
+    checked = Checked()
+    checked.check.admits("a", loaded("A"))
+    assert checked.check.admits("b", word)
+    assert not checked.check.outcomes["refused"]
 
 
 def test_of_a_trainer_without_receipts_versions_are_compared_all_the_same() -> None:
-    desk = Desk(receipt=b"")
-    assert desk.check.admits("a", loaded("A"))
-    assert not desk.check.admits("b", loaded("B"))
-    assert all(desk.check.admits("b", loaded("B", version=version)) for version in (-1, 2))
-    assert desk.check.sums.verdicts == {"first": 1, "refused": 1}
+    checked = Checked(receipt=b"")
+    assert checked.check.admits("a", loaded("A"))
+    assert not checked.check.admits("b", loaded("B"))
+    assert all(checked.check.admits("b", loaded("B", version=version)) for version in (-1, 2))
+    assert checked.check.outcomes == {"first": 1, "equal": 0, "incomparable": 0, "refused": 1}
 
 
 def test_others_are_refused_by_the_word_of_one_that_is_admitted() -> None:
-    desk = Desk()
-    desk.check.admits("a", loaded("A"))
-    desk.check.admits("b", loaded("B"))
-    desk.stage.agent("c", msgspec.structs.replace(HELLO, engine="c"))
-    assert desk.check.admits("c", loaded("B"))
-    assert [engine for engine, _ in desk.refused] == ["b", "a"]
+    checked = Checked()
+    checked.check.admits("a", loaded("A"))
+    checked.check.admits("b", loaded("B"))
+    checked.stage.agent("c", msgspec.structs.replace(HELLO, engine="c"))
+    assert checked.check.admits("c", loaded("B"))
+    assert [engine for engine, _ in checked.refused] == ["b", "a"]
