@@ -9,8 +9,8 @@ number, or the engine takes other bytes than it is given. While it lasts the tra
 over, the version is announced as managers do, and the receiver must come to serve it: with a hash over what its engine
 read that is the trainer's own. Whoever ended is started again. Prints point by fault: how often, whether the receiver
 served on, had said that it failed, or was started again, how long the trainer's snapshot took beyond the longest of
-those without a fault, and seconds from the end of the fault until the version is served; the last line is one JSON object. Ends with 1 when a load was torn, a
-version was served that nobody published, or a receiver hung.
+those without a fault, and seconds from the end of the fault until the version is served; the last line is one JSON
+object. Ends with 1 when a load was torn, a version was served that nobody published, or a receiver hung.
 
 Hours may be cut into parts: `--to FILE` has a line of JSON for each combination as it ends, and `--from FILE` goes on
 behind those that stand there, with the same draws and, when it is the same file, the sums of all. `--only N` does the
