@@ -4,13 +4,13 @@ A publisher and a receiver in processes of their own, between them a relay. Each
 announces it, and lets one fault befall at one point: while the receiver dials, in a manifest, at a byte of the chunks
 that is drawn; or when all is here, before the version gets its name, before the engine loads it, before it is reported.
 The receiver is killed or frozen, the publisher is killed or frozen, the link is slowed to 1 KB/s, changed, held back in
-one direction, cut, memory is full, the version is superseded, or a second manager announces another one under its
-number. While it lasts the trainer takes its next snapshot. Then it is over, the version is announced as managers do,
-and the receiver must come to serve it: with a hash over what its engine read that is the trainer's own. Whoever ended
-is started again. Prints point by fault: how often, whether the receiver served on, had said that it failed, or was
-started again, how long the trainer's snapshot took beyond the longest of those without a fault, and seconds from the
-end of the fault until the version is served; the last line is one JSON object. Ends with 1 when a load was torn, a
-version was served that nobody published, or a receiver hung.
+one direction, cut, memory is full, the version is superseded, a second manager announces another one under its
+number, or the engine takes other bytes than it is given. While it lasts the trainer takes its next snapshot. Then it is
+over, the version is announced as managers do, and the receiver must come to serve it: with a hash over what its engine
+read that is the trainer's own. Whoever ended is started again. Prints point by fault: how often, whether the receiver
+served on, had said that it failed, or was started again, how long the trainer's snapshot took beyond the longest of
+those without a fault, and seconds from the end of the fault until the version is served; the last line is one JSON
+object. Ends with 1 when a load was torn, a version was served that nobody published, or a receiver hung.
 
 Hours may be cut into parts: `--to FILE` has a line of JSON for each combination as it ends, and `--from FILE` goes on
 behind those that stand there, with the same draws and, when it is the same file, the sums of all. `--only N` does the
@@ -42,6 +42,7 @@ from fault.process import Process
 from fault.relay import LINK_FAULTS, Relay
 
 from polyrl.keys import FILE_NAMES, AgentKeys, TrainerKeys
+from polyrl.weights.engine_sums import EngineSum, WeightSums
 from polyrl_operator.secret import write_run_keys
 
 ON_THE_WAY: Final = ("connect", "manifest", "chunks")
@@ -50,6 +51,8 @@ OTHER_FAULTS: Final = (
     "receiver killed", "receiver frozen", "publisher killed", "publisher frozen", "memory full", "superseded",
     "second manager",
 )  # fmt: skip
+OTHER_BYTES: Final = "other bytes"
+"""Only as the engine loads: a manager that compares sums must see it."""
 MANIFEST_BYTES: Final = 600
 """Below which handshakes and the manifest come."""
 ANCHOR_BYTES: Final = 12_000_000
@@ -152,7 +155,7 @@ class Plane:
         keys, agent = (folder / "keys" / FILE_NAMES[kind] for kind in (TrainerKeys, AgentKeys))
         self.publisher = Process("fault/publisher.py", str(keys), "tcp://127.0.0.1:*")
         self.receiver = Process("fault/receiver.py", str(agent), str(memory))
-        self.relay = Relay()
+        self.relay, self.sums = Relay(), WeightSums()
         self.version = -1
         self.contents: dict[int, str] = {}
         self.refs: dict[int, dict[str, Any]] = {}
@@ -183,6 +186,9 @@ class Plane:
                 self.served, self.found.served = event["version"], self.found.served + 1
                 if self.served not in self.contents:
                     self.found.unverified.append(f"version {self.served} was served, and nobody published it")
+                elif self._is_refused(self.served, event["content"]):
+                    self.served = -1
+                    self.receiver.send(signal.SIGKILL)
                 elif event["content"] != self.contents[self.served]:
                     self.found.torn.append(f"version {self.served} was served with other bytes")
             self.failures += event["event"] == "failed"
@@ -190,6 +196,16 @@ class Plane:
             self.changed.set()
         await self.receiver.process.wait()
         self.changed.set()
+
+    def _is_refused(self, version: int, content: str) -> bool:
+        """As managers do, to whom two others have said what they hold."""
+        for engine in ("one", "another"):
+            self._judge(engine, version, self.contents[version])
+        return self._judge(f"receiver {self.starts}", version, content)
+
+    def _judge(self, engine: str, version: int, content: str) -> bool:
+        given = EngineSum("reads", bytes.fromhex(content), exact=True)
+        return engine in self.sums.judge(engine, version, self.contents[version].encode(), given).refused
 
     async def publish(self, version: int) -> float:
         """Seconds that the trainer waited."""
@@ -301,6 +317,8 @@ class Combination:
                 plane.publisher.send(signal.SIGSTOP)
             case "memory full":
                 _fill(plane.memory)
+            case fault if fault == OTHER_BYTES:
+                await plane.receiver.send_line('{"alter": true}')
             case "second manager":
                 other = plane.refs.get(version - 1, plane.refs[version])
                 await plane.announce(version, manifest_hash=other["manifest_hash"])
@@ -345,8 +363,10 @@ def small_memory(folder: Path) -> Iterator[bool]:
 def combinations(memory: bool) -> list[tuple[str, str]]:
     """Points and faults that may meet: a link can do nothing to what is here already."""
     others = [fault for fault in OTHER_FAULTS if memory or fault != "memory full"]
-    return [(point, fault) for point in ON_THE_WAY for fault in (*LINK_FAULTS, *others)] + [
-        (point, fault) for point in HERE_ALREADY for fault in others
+    return [
+        *((point, fault) for point in ON_THE_WAY for fault in (*LINK_FAULTS, *others)),
+        *((point, fault) for point in HERE_ALREADY for fault in others),
+        ("load", OTHER_BYTES),
     ]
 
 

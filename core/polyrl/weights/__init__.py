@@ -3,6 +3,7 @@
     manifest   tensors, chunks, files; their hashes and checksums
     deltas     the bytes that changed, small; and back
     planning   anchor or delta, and which versions are kept
+    engine_sums  whether engines hold what they say
     lending    chunks that receivers read from the publisher's memory for themselves
 
 Other packages import everything of `manifest` from here. Read next: `manifest`.

@@ -11,6 +11,7 @@ import numpy as np
 
 from polyrl.sample import Pool, SamplingParams
 from polyrl.weights import WeightsRef
+from polyrl.weights.engine_sums import EngineSum
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field=None):
@@ -97,6 +98,8 @@ class Hello(Message, frozen=True, tag="hello"):
     """It takes GoToSleep and WakeUp; one that does not is never asked."""
     asleep: bool = False
     """It holds no memory of its device: it sleeps, or was not started yet, and goes on by WakeUp."""
+    sum: EngineSum | None = None
+    """Of `weight_version`, as in WeightsLoaded."""
 
     def __post_init__(self) -> None:
         shorten(self, "leaving_reason")
@@ -156,7 +159,9 @@ class WeightsLoaded(Message, frozen=True, tag="serving"):
     wait_seconds: float = 0.0
     """Until nothing was generated any more."""
     verify_seconds: float = 0.0
-    """Whether the weights fit the model."""
+    """Whether the weights fit the model, and what the engine then adds them up to."""
+    sum: EngineSum | None = None
+    """None: this engine says nothing, or its agent is of an earlier version."""
 
 
 class WeightsFailed(Message, frozen=True, tag="wfail"):

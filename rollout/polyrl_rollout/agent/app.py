@@ -148,6 +148,7 @@ class Agent:
             peer_port=self._swarm.port if self._swarm else 0,
             sleeps=self._rest.able,
             asleep=self._rest.asleep,
+            sum=self._versions.sums.get(self._engine.version),
         )
 
     async def reset(self) -> None:
@@ -279,7 +280,7 @@ class Agent:
                 await self._check_engine()
             return str(error)
         else:
-            self._newest = pulled
+            self._newest, self._versions.sums = pulled, {version: seconds.sum}
             if self._capacity != announced:
                 self._send(self.hello())
             self._send_loaded(pulled, replace(seconds, wait=seconds.wait + stopped_s))
@@ -301,6 +302,7 @@ class Agent:
                 liars=pulled.liars,
                 wait_seconds=pause.wait,
                 verify_seconds=pause.verify,
+                sum=pause.sum,
             )
         )
         parts = {"wait": pause.wait, "load": pause.load, "verify": pause.verify}
@@ -386,10 +388,8 @@ class Agent:
 
     def _confirm_awake(self) -> None:
         """Unless it loads just now, and will say so."""
-        version = self._engine.version
-        if version != NO_VERSION and not self._switching:
-            receipt = self._versions.receipts.get(version, b"")
-            self._send(wire.WeightsLoaded(version, 0.0, load_seconds=0.0, bytes_pulled=0, receipt=receipt))
+        if self._engine.version != NO_VERSION and not self._switching:
+            self._versions.confirm()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

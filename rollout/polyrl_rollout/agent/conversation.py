@@ -19,6 +19,7 @@ import structlog
 
 from polyrl.keys import AgentKeys
 from polyrl.sample import Pool
+from polyrl.weights.engine_sums import REFUSALS
 from polyrl.wire import Fenced, FromAgent, Hello, ToAgent
 from polyrl.wire.engine_identity import REVOKED, UNPROVEN, draw_process, identity_of
 from polyrl_rollout.agent.link import HANDSHAKE_S, AgentLink, LinkDown, ZmqContext
@@ -181,7 +182,7 @@ class Conversation:
         if not isinstance(message, Fenced):
             self._handler.handle(message)
             return
-        if self._protocol.is_rejected or message.reason in (UNPROVEN, REVOKED):
+        if self._protocol.is_rejected or message.reason in (UNPROVEN, REVOKED, *REFUSALS):
             self._handler.give_up(f"fenced: {message.reason}")
         if not message.lease_over:
             await self._handler.reset()

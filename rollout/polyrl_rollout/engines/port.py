@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from polyrl.errors import PolyRLError
 from polyrl.sample import Finish, SamplingParams
+from polyrl.weights.engine_sums import EngineSum
 from polyrl.wire import EngineCapacity
 
 NO_VERSION: Final = -1
@@ -65,15 +66,17 @@ class TokenChunk:
 
 @dataclass(frozen=True)
 class LoadSeconds:
-    """Where the time of one load went."""
+    """Where the time of one load went, and what the engine holds then."""
 
     wait: float
     """Until nothing was generated any more, and until it could be again."""
     load: float
     """Reading and taking the weights."""
     verify: float
-    """Checks that they fit the model, before the first is taken; that their bytes are the version's is checked as they
-    are pulled. Where requests are kept they run on meanwhile."""
+    """Whether they fit the model, before the first is taken, beside requests that are kept; and what the engine adds
+    them up to then. That their bytes are the version's is checked as they are pulled."""
+    sum: EngineSum | None = None
+    """None: it says nothing."""
 
 
 class InferenceEngine(Protocol):

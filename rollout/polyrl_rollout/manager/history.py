@@ -77,6 +77,10 @@ class RunHistory:
                 case events.RunFinished():
                     self.finished_at = now
 
+    def note_condition(self, engine: str, text: str, now: float) -> None:
+        """What no event of the ledger says."""
+        self._note("condition", engine, text, now)
+
     def samples(self) -> list[SampleRecord]:
         """In the order in which they came."""
         return parse_records(self._samples.lines)

@@ -67,10 +67,11 @@ class ManagerCollector(Collector):
         refused: Mapping[str, int],
         weights: ReceivedWeights,
         pauses: UpdatePauses,
+        sums: Mapping[str, int],
     ) -> None:
-        """`traffic` and `refused` (handshakes) go by socket: `agents`, `trainer`."""
+        """`traffic` and `refused` (handshakes) go by socket: `agents`, `trainer`; `sums` by what followed from them."""
         self._status, self._traffic, self._refused = status, traffic, refused
-        self._weights, self._pauses = weights, pauses
+        self._weights, self._pauses, self._sums = weights, pauses, sums
 
     def collect(self) -> Iterator[Metric]:
         """One family per number."""
@@ -85,6 +86,10 @@ class ManagerCollector(Collector):
         for part, seconds in self._pauses.seconds.items():
             paused.add_metric((part,), seconds)
         yield paused
+        sums = CounterMetricFamily("polyrl_weight_sums", "What engines add weights up to", labels=("outcome",))
+        for outcome, count in self._sums.items():
+            sums.add_metric((outcome,), count)
+        yield sums
 
     def _of_sockets(self) -> Iterator[Metric]:
         frames = CounterMetricFamily("polyrl_frames", "ZeroMQ frames", labels=("socket", "direction"))

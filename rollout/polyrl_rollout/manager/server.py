@@ -43,6 +43,8 @@ from polyrl.status import MAX_FETCHES, FetchStatus, ManagerStatus
 from polyrl.wire import (
     AGENT_FRAME_BYTES,
     MAX_FRAME_BYTES,
+    Deregister,
+    Fenced,
     FetchReport,
     FinishRun,
     FromAgent,
@@ -62,6 +64,7 @@ from polyrl_rollout.manager.journal import Journal, RevokedNames
 from polyrl_rollout.manager.metrics import ManagerCollector, RunCollector, UpdatePauses
 from polyrl_rollout.manager.peers.router import MAX_UNFINISHED_BYTES, Authenticator, Router
 from polyrl_rollout.manager.peers.sessions import AgentSessions, TrainerSession
+from polyrl_rollout.manager.sums import SumCheck
 
 FINISH_DEADLINE_S: Final = 15.0
 """Longest time between the trainer's FinishRun and the manager's end, whatever agents do."""
@@ -117,6 +120,7 @@ class Manager:
         self._gathered = Effects()
         self._fetches: dict[str, FetchStatus] = {}
         self._outbox, self._pauses = Outbox(), UpdatePauses()
+        self._sums = SumCheck(ledger.state, refuse=self._refuse, note=self._note)
         self._revoked = RevokedNames(None if journal is None else journal.path.with_suffix(".revoked"))
 
     async def __aenter__(self) -> Self:
@@ -227,9 +231,20 @@ class Manager:
         return self._clock_s + self._loop.time()
 
     def _from_agent(self, engine: str, message: FromAgent) -> None:
+        if not self._sums.admits(engine, message):
+            return
         self._deliver(self._ledger.from_agent(engine, message, self.now()))
         if isinstance(message, WeightsLoaded):
             self._pauses.take(message)
+
+    def _note(self, engine: str, text: str) -> None:
+        self._history.note_condition(engine, text, time.time())
+
+    def _refuse(self, engine: str, reason: str) -> None:
+        """For the ledger it has left; its agent ends."""
+        if engine in self._ledger.state.engines:
+            self._deliver(self._ledger.from_agent(engine, Deregister(reason), self.now()))
+        self._gathered.to_agents.append((engine, Fenced(reason)))
 
     def _from_trainer(self, message: FromTrainer) -> Iterable[ToTrainer]:
         """Gives the answers to a greeting, safe to be sent; all other answers leave with the batch."""
@@ -283,6 +298,7 @@ class Manager:
             for event in outcome.events:
                 if isinstance(event, EngineGone):
                     self._agents.gone(event.engine)
+                    self._sums.sums.gone(event.engine)
             self._control.feed.note_change()
 
     def _settle(self) -> None:
@@ -396,8 +412,9 @@ class Manager:
     async def _open_http(self) -> None:
         registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=registry)
-        weights, pauses = self._agents.weights, self._pauses
-        registry.register(ManagerCollector(self.status, self.traffic, self.authenticator.refused, weights, pauses))
+        weights, pauses, sums = self._agents.weights, self._pauses, self._sums.outcomes
+        refused = self.authenticator.refused
+        registry.register(ManagerCollector(self.status, self.traffic, refused, weights, pauses, sums))
         prices = PricingSpec() if self._job is None else self._job.spec.pricing
         registry.register(RunCollector(self.status, self._history, prices))
         self._http, self._metrics, listen = HttpServer(), None, self._listen

@@ -17,6 +17,7 @@ import structlog
 
 from polyrl import wire
 from polyrl.weights import WeightsRef
+from polyrl.weights.engine_sums import EngineSum
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngine
 from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staged, Staging
@@ -58,12 +59,19 @@ class Versions:
         self._served: Staged | None = None
         self.receipts: dict[int, bytes] = {}
         """Of the versions that were pulled last, oldest first."""
+        self.sums: dict[int, EngineSum | None] = {}
+        """Of the version that the engine loaded last, what it said that it held then."""
+
+    def confirm(self) -> None:
+        """Says again what the engine serves."""
+        version = self._engine.version
+        receipt, held = self.receipts.get(version, b""), self.sums.get(version)
+        self._send(wire.WeightsLoaded(version, 0.0, load_seconds=0.0, bytes_pulled=0, receipt=receipt, sum=held))
 
     def announce(self, weights: WeightsRef) -> None:
         """A version exists; repeats are harmless."""
         if weights.version == self._engine.version:
-            receipt = self.receipts.get(weights.version, b"")
-            self._send(wire.WeightsLoaded(weights.version, 0.0, load_seconds=0.0, bytes_pulled=0, receipt=receipt))
+            self.confirm()
         elif weights.version < self._engine.version:
             why = f"version {self._engine.version} is served, which is newer"
             self._send(wire.WeightsFailed(weights.version, self._engine.version, reason=why))

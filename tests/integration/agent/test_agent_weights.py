@@ -9,12 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from polyrl.weights.engine_sums import REFUSALS
 from polyrl.wire import (
     Announce,
     Asleep,
     Deltas,
     Deregister,
     EngineCapacity,
+    Fenced,
     GoToSleep,
     HandBack,
     HandBackReason,
@@ -102,6 +104,15 @@ async def test_weights_that_do_not_load_leave_the_old_version_serving(rig: Rig) 
     rig.engine.refuse_weights = False
     await rig.serve(1)
     assert len(list(rig.staging.root.glob("v*"))) == 2, "what is served, and the pages of the next one"
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+async def test_one_that_is_refused_for_what_its_engine_holds_ends_and_greets_no_more(rig: Rig, reason: str) -> None:
+    await rig.serve(0)
+    greeted = len(rig.manager.all_of(Hello))
+    await rig.manager.send(Fenced(reason))
+    assert await rig.exit_code() == EXIT_FAILED
+    assert len(rig.manager.all_of(Hello)) == greeted
 
 
 async def begin_asleep(rig: Rig) -> None:

@@ -61,3 +61,13 @@ def test_a_file_of_another_seed_or_of_something_else_is_refused(faults: ModuleTy
     with pytest.raises(SystemExit, match="not lines of JSON"):
         faults.records_of(file, SEED, True)
     assert faults.records_of(tmp_path / "none yet", SEED, True) == []
+
+
+def test_an_engine_that_took_other_bytes_is_refused_as_managers_do(faults: ModuleType, tmp_path: Path) -> None:
+    assert ("load", faults.OTHER_BYTES) in faults.combinations(False)
+    plane = faults.Plane(tmp_path, tmp_path, faults.Found())
+    plane.contents = {0: "aa" * 32, 1: "bb" * 32}
+    assert not plane._is_refused(0, "aa" * 32)
+    assert plane._is_refused(1, "cc" * 32)
+    plane.starts += 1
+    assert not plane._is_refused(1, "bb" * 32)

@@ -19,6 +19,7 @@ from hypothesis import given, strategies as st
 from polyrl import wire
 from polyrl.errors import ProtocolError
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, Response, SamplingParams, Scored, Span
+from polyrl.weights.engine_sums import EngineSum
 
 _ROWS = np.array([(7, 3, 2, 0), (8, 0, 1, 2)], dtype=wire.ROW_DTYPE).tobytes()
 _IDS, _LOGPROBS = wire.pack_ids([5, 6, 7]), np.array([-0.5, -1.0, -2.0], dtype="<f4").tobytes()
@@ -61,10 +62,11 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             peer_port=5004,
             sleeps=True,
             asleep=True,
+            sum=EngineSum("SGLang", b"sum", exact=True),
         ),
         (
-            "01dc0012a568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349"
-            "475445524d058208c405656967687409c4046e696e65c4036b6579cd138cc3c3"
+            "01dc0013a568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349"
+            "475445524d058208c405656967687409c4046e696e65c4036b6579cd138cc3c393a653474c616e67c40373756dc3"
         ),
     ),
     (
@@ -97,10 +99,11 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             liars=("b",),
             wait_seconds=0.125,
             verify_seconds=0.0625,
+            sum=EngineSum("SGLang", b"sum", exact=True),
         ),
         (
-            "019aa773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65ce000c000091a162"
-            "cb3fc0000000000000cb3fb0000000000000"
+            "019ba773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65ce000c000091a162"
+            "cb3fc0000000000000cb3fb000000000000093a653474c616e67c40373756dc3"
         ),
     ),
     (
@@ -486,6 +489,20 @@ def test_an_agent_from_before_the_exchange_takes_no_part(golden: str) -> None:
     message = AGENT(bytes.fromhex(golden))
     assert not getattr(message, "peer_key", b"")
     assert not getattr(message, "bytes_from_peers", 0)
+
+
+@pytest.mark.parametrize(
+    "golden",
+    [
+        "01dc0012a568656c6c6f01a165a473706f7410cd1000cd020009919407a3342e31021e920809cb4034000000000000a75349"
+        "475445524d058208c405656967687409c4046e696e65c4036b6579cd138cc3c3",
+        "019aa773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65ce000c000091a162"
+        "cb3fc0000000000000cb3fb0000000000000",
+    ],
+    ids=["Hello", "WeightsLoaded"],
+)
+def test_an_agent_from_before_sums_gives_none(golden: str) -> None:
+    assert AGENT(bytes.fromhex(golden)).sum is None
 
 
 def test_an_assignment_from_before_stop_strings_is_understood() -> None:

@@ -26,6 +26,8 @@ from polyrl import interpreter
 
 with interpreter.loading():
     import torch
+    import transformers
+    import xxhash
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
     from transformers.generation.continuous_batching.cb_logits_processors import (
@@ -43,6 +45,7 @@ with interpreter.loading():
     from transformers.utils.logging import disable_progress_bar
 
     from polyrl.sample import Finish
+    from polyrl.weights.engine_sums import EngineSum
     from polyrl.wire import EngineCapacity
     from polyrl_rollout.engines.embedded import messages
     from polyrl_rollout.engines.embedded.messages import Row, StartEngine
@@ -56,6 +59,8 @@ FORWARD_SEQUENCES: Final = 32
 square: 32 and 48 measured best, 256 at half their speed. The others wait their turn inside the manager."""
 FORWARD_TOKENS: Final = 512
 """Tokens per forward pass; bounds the same square when prompts are read."""
+KIND: Final = f"embedded float32, transformers {transformers.__version__}"
+"""Of its sums: names of tensors are transformers'."""
 ATTENTION: Final = "sdpa"
 """Named at each load: a config may name kernels of a hub, which are code."""
 
@@ -211,10 +216,12 @@ class Batcher:
         with self._manager.pause():
             stands = time.monotonic()
             self._model.load_state_dict(weights, strict=True)
-            switched()
             taken = time.monotonic()
-        wait = stands - verified + time.monotonic() - taken
-        return LoadSeconds(wait, load=read - begun + taken - stands, verify=verified - read)
+            held = _sum(self._model)
+            switched()
+            summed = time.monotonic()
+        wait, checks = stands - verified + time.monotonic() - summed, verified - read + summed - taken
+        return LoadSeconds(wait, load=read - begun + taken - stands, verify=checks, sum=held)
 
 
 def _read_model(folder: Path, model: torch.nn.Module) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -244,6 +251,15 @@ def _check_fits(
         if name not in weights or weights[name].shape != tensor.shape:
             raise ValueError(f"{folder}: tensor {name} is not of shape {tuple(tensor.shape)}")
     return weights
+
+
+def _sum(model: torch.nn.Module) -> EngineSum:
+    """Of what lies in the model itself, whatever was read."""
+    found = xxhash.xxh3_128()
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(name.encode())
+        found.update(tensor.contiguous().numpy())
+    return EngineSum(KIND, found.digest(), exact=True)
 
 
 def _eos_ids(*sources: int | list[int] | None) -> frozenset[int]:

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import aiohttp
 import msgspec
+import structlog
 
 from polyrl.engines.control import (
     Continue,
@@ -47,6 +48,7 @@ from polyrl.engines.control import (
     flushes,
 )
 from polyrl.manifest.rollout import EngineSpec, WeightSwitch
+from polyrl.weights.engine_sums import EngineSum
 from polyrl.wire import EngineCapacity
 from polyrl_rollout.engines.child import ChildProcess, child_path
 from polyrl_rollout.engines.port import (
@@ -74,8 +76,9 @@ from polyrl_rollout.engines.sglang.launch import (
     sleep_arguments,
     write_config,
 )
-from polyrl_rollout.engines.sglang.shapes import Shapes, check_same, read_shapes
+from polyrl_rollout.engines.sglang.shapes import Shapes, check_same, read_shapes, widest
 from polyrl_rollout.engines.sglang.stream import Aborted, EventSplitter, StreamDecoder, error_of_status
+from polyrl_rollout.engines.sglang.sums import NARROW, QUESTION, WIDE, kind_of, sum_of
 from polyrl_rollout.engines.streams import SilenceDeadline
 
 CONTEXT_SLACK: Final = 8
@@ -94,6 +97,12 @@ LOAD_DEADLINE_S: Final = 300.0
 """Reading a large checkpoint from local memory or disk takes up to minutes."""
 LOAD_IN_PLACE_DEADLINE_S: Final = 240.0
 """A scheduler that is paused over running requests for 300 s is taken for hanging by SGLang's own watchdog."""
+SUM_DEADLINE_S: Final = 50.0
+"""A CPU hashes 60 GB meanwhile; with the load it stays below what SGLang's watchdog bears."""
+REFUSALS: Final = (400, 404)
+"""Not so, and no such call, as of another release."""
+
+log = structlog.get_logger(__name__)
 
 
 class _Refused(EngineFailed):
@@ -121,6 +130,8 @@ class SGLangEngine:
         self._idle = asyncio.Event()
         self._switching = asyncio.Lock()
         self._loaded: Shapes = {}
+        self._kind, self._wide = "", False
+        """What its sums depend on, and whether it rounds nothing."""
         self._server_state = ServerState()
 
     @property
@@ -151,7 +162,11 @@ class SGLangEngine:
             await await_ready(self._child, self._session)
         finally:
             config.unlink(missing_ok=True)
-        kv_tokens = kv_tokens_of(await self._control("GET", "/server_info", None, HEALTH_DEADLINE_S))
+        info = await self._control("GET", "/server_info", None, HEALTH_DEADLINE_S)
+        kv_tokens = kv_tokens_of(info)
+        with contextlib.suppress(_Refused):
+            loads = await self._control("GET", "/v1/loads", None, HEALTH_DEADLINE_S)
+            self._kind, self._wide = kind_of(info, loads.get("accelerator")), info.get("dtype") in WIDE
         self._max_context = min(context, kv_tokens) - CONTEXT_SLACK
         return EngineCapacity(self._spec.max_running, kv_tokens, max_context=self._max_context)
 
@@ -218,32 +233,31 @@ class SGLangEngine:
             check_same(shapes, self._loaded or shapes)
             verified = time()
             async with self._switching:
-                load = await (self._load_in_place if self.keeps else self._load_idle)(version, folder)
+                taken = await (self._load_in_place if self.keeps else self._load_idle)(version, folder)
         except EngineFailed as error:
             raise EngineFailed(f"cannot load version {version} from {folder}: {error}") from error
         self._loaded = shapes
-        return LoadSeconds(wait=time() - verified - load, load=load, verify=verified - begun)
+        wait = time() - verified - taken.load - taken.verify
+        return replace(taken, wait=wait, verify=taken.verify + verified - begun)
 
-    async def _load_idle(self, version: int, folder: Path) -> float:
-        """Seconds of the load alone."""
+    async def _load_idle(self, version: int, folder: Path) -> LoadSeconds:
         await self._quiesce()
-        load = await self._update(version, folder, LOAD_DEADLINE_S)
+        taken = await self._update(version, folder, LOAD_DEADLINE_S)
         self.version = version
-        return load
+        return taken
 
-    async def _load_in_place(self, version: int, folder: Path) -> float:
-        """Seconds of the load alone."""
+    async def _load_in_place(self, version: int, folder: Path) -> LoadSeconds:
         await self._drive(Pause(PauseMode.IN_PLACE), CONTROL_DEADLINE_S)
         try:
             with self._silence.suspended():
-                load = await self._update(version, folder, LOAD_IN_PLACE_DEADLINE_S)
+                taken = await self._update(version, folder, LOAD_IN_PLACE_DEADLINE_S)
         except EngineFailed:
             with contextlib.suppress(EngineFailed):
                 await self._continue()
             raise
         self.version = version
         await self._continue()
-        return load
+        return taken
 
     async def _continue(self) -> None:
         """Ends a pause, or the server: one that stays paused would keep its requests for ever."""
@@ -290,10 +304,10 @@ class SGLangEngine:
         begun = time()
         async with self._switching:
             await self._drive_or_kill(Wake(frozenset({Memory.WEIGHTS})))
-            load = await self._update(version, folder, LOAD_DEADLINE_S)
+            taken = await self._update(version, folder, LOAD_DEADLINE_S)
             await self._drive_or_kill(Wake())
             self.version = version
-        return LoadSeconds(wait=time() - begun - load, load=load, verify=0.0)
+        return replace(taken, wait=time() - begun - taken.load - taken.verify)
 
     async def _drive_or_kill(self, order: ControlOrder) -> None:
         try:
@@ -320,9 +334,10 @@ class SGLangEngine:
     def _forgot_requests(self) -> None:
         self._server_state = replace(self._server_state, requests=False)
 
-    async def _update(self, version: int, folder: Path, deadline_s: float) -> float:
-        """Seconds that it took."""
-        begun = asyncio.get_running_loop().time()
+    async def _update(self, version: int, folder: Path, deadline_s: float) -> LoadSeconds:
+        """What it took by itself, and what is held then."""
+        time = asyncio.get_running_loop().time
+        begun = time()
         step = self._decide(LoadVersion())
         body = {
             "model_path": child_path(folder),
@@ -333,13 +348,28 @@ class SGLangEngine:
         }
         try:
             await self._control("POST", "/update_weights_from_disk", body, deadline_s)
+            loaded = time()
+            held = await self._sum(folder)
         except EngineFailed as error:
             if not isinstance(error, _Refused) or HALF_UPDATED in str(error):
                 # Nobody knows which weights it would serve, and under which version's name.
                 await self._server().kill()
             raise
         self._server_state = step.after
-        return asyncio.get_running_loop().time() - begun
+        return LoadSeconds(wait=0.0, load=loaded - begun, verify=time() - loaded, sum=held)
+
+    async def _sum(self, folder: Path) -> EngineSum | None:
+        """What the server holds; None where it cannot say, and is believed."""
+        if not self._kind:
+            return None
+        try:
+            answer = await self._control("POST", "/weights_checker", QUESTION, SUM_DEADLINE_S)
+        except _Refused as error:
+            log.warning("this engine's weights cannot be compared with others'", error=str(error))
+            return None
+        found = sum_of(answer)
+        exact = self._wide or widest(folder) <= NARROW
+        return None if found is None else EngineSum(self._kind, found, exact=exact)
 
     async def health(self) -> None:
         asked = decide_control(self._server_state, Probe())
@@ -367,7 +397,7 @@ class SGLangEngine:
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise EngineFailed(f"SGLang did not answer {path}: {error!r}") from error
         if response.status != 200:
-            kind = _Refused if response.status == 400 else EngineFailed
+            kind = _Refused if response.status in REFUSALS else EngineFailed
             raise kind(f"SGLang answered {path} with {response.status}: {text[:500]}")
         try:
             answer: dict[str, Any] = msgspec.json.decode(text) if text.startswith("{") else {}

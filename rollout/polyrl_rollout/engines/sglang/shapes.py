@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from safetensors import SafetensorError, safe_open
 
+from polyrl.weights import DTYPE_BYTES
 from polyrl_rollout.engines.port import EngineFailed
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
@@ -26,6 +27,16 @@ def read_shapes(folder: Path) -> Shapes:
     if not shapes:
         raise EngineFailed(f"{folder} holds no safetensors")
     return shapes
+
+
+def widest(folder: Path) -> int:
+    """Bytes of a number, of the tensors that have most."""
+    found = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "np") as file:
+            dtypes = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        found = max(found, *(DTYPE_BYTES[dtype] for dtype in dtypes))
+    return found
 
 
 def check_same(shapes: Shapes, loaded: Shapes) -> None:
