@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -138,6 +139,44 @@ async def test_joiners_give_each_other_what_the_publisher_sends_about_once(
     pulled = await asyncio.gather(*(pull(puller, ref) for puller in pullers))
     assert all(is_right(each, weights(0)) for each in pulled)
     assert sent_by_publisher(pulled) <= 2 * pulled[0].staged.manifest.total_bytes
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["with each other's help", "alone"])
+async def test_the_next_version_is_planned_by_the_copies_that_were_sent(
+    fleet: Fleet, publisher: WeightPublisher, *, others: bool
+) -> None:
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    pullers = [fleet.agent(f"e{number}", least_bytes=0 if others else 1 << 40) for number in range(5)]
+    pulled = await asyncio.gather(*(pull(puller, ref) for puller in pullers))
+    await is_at_rest(publisher)
+    publisher.publish(1, moved(weights(0), 1).items(), FILES)
+    whole, facts = pulled[0].staged.manifest.total_bytes, publisher._kept[1].facts
+    assert facts.stale == 5
+    assert facts.anchor_share == sent_by_publisher(pulled) / whole / 5
+    assert facts.anchor_share <= 2 / 5 if others else facts.anchor_share == 1.0
+
+
+async def test_what_is_still_sent_tells_nothing_of_copies(fleet: Fleet, publisher: WeightPublisher) -> None:
+    """Half a version that five have got of it so far would look like help of each other."""
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    await pull(fleet.agent("e"), ref)
+    publisher._taken.manifests[0] += 4
+    with mock.patch("polyrl_trainer.weights.server.WeightServer.is_sending", True):
+        publisher.publish(1, moved(weights(0), 1).items(), FILES)
+    assert publisher._kept[1].facts.anchor_share == 1.0
+
+
+async def test_who_asked_and_has_not_taken_a_copy_yet_tells_nothing_of_copies(publisher: WeightPublisher) -> None:
+    publisher.publish(0, weights(0).items(), FILES)
+    publisher._taken.manifests[0] += 4
+    publisher.publish(1, moved(weights(0), 1).items(), FILES)
+    assert publisher._kept[1].facts.anchor_share == 1.0
+
+
+async def is_at_rest(publisher: WeightPublisher) -> None:
+    async with asyncio.timeout(PULLED_S):
+        while publisher.server.is_sending:  # noqa: ASYNC110 - buffers have no event
+            await asyncio.sleep(0.01)
 
 
 def claims_all(request: wire.FromPeer) -> Content | None:

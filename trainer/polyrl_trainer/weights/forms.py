@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from polyrl import weights
@@ -62,6 +62,15 @@ class VersionForm:
         }
 
 
+@dataclass(eq=False)
+class Taken:
+    """What receivers took since the newest version was published, by version."""
+
+    manifests: Counter[int] = field(default_factory=Counter)
+    bytes: Counter[int] = field(default_factory=Counter)
+    """Of chunks, to all of them."""
+
+
 class FormMaker:
     """Makes one form after the other, each on the one before where that is worth it."""
 
@@ -69,6 +78,16 @@ class FormMaker:
         """`each` works on all cores. `deltas`: see `plan_version`."""
         self._each, self._chunk_bytes, self._deltas, self.smallest = each, chunk_bytes, deltas, SMALLEST
         self._hash_speed = USUAL_HASH_SPEED
+        self._shares: dict[str, float] = {}
+        """Copies sent for each engine that took a version, by the version's kind."""
+
+    def note_copies(self, kept: Mapping[int, VersionForm], taken: Taken) -> None:
+        """Learns from what was taken, once nobody takes any of it. Who asked and has taken less than one copy, all of
+        them together, has not begun."""
+        for number, engines in sorted(taken.manifests.items()):
+            manifest = kept[number].manifest if number in kept else None
+            if manifest is not None and taken.bytes[number] >= manifest.total_bytes > 0:
+                self._shares[manifest.kind] = min(1.0, taken.bytes[number] / manifest.total_bytes / engines)
 
     def make(
         self, version: int, copied: WeightsCopy, kept: Mapping[int, VersionForm], asked: Counter[int], bandwidth: float
@@ -132,6 +151,7 @@ class FormMaker:
         *deltas, anchor = chain_of(base.manifest.version, bases)
         joined = asked[anchor] if deltas else 0
         sampled = self._sample(base.image.data, copied.image.data)
+        anchor_share = self._shares.get("anchor", 1.0)
         return VersionFacts(
             stream_bytes=size,
             chain=tuple(kept[number].manifest.total_bytes for number in deltas),
@@ -142,6 +162,8 @@ class FormMaker:
             bandwidth=bandwidth,
             stale=max(1, asked[base.manifest.version] - joined),
             joiners=joined,
+            anchor_share=anchor_share,
+            delta_share=self._shares.get("delta", anchor_share),
         )
 
     def _sample(self, old: memoryview, new: memoryview) -> _Sampled:
