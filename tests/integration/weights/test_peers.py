@@ -33,6 +33,7 @@ from polyrl_rollout.weights.peers.streams import MAX_MISSES
 from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staging
+from polyrl_rollout.weights.transfer import PullFailed
 from polyrl_rollout.weights.stream import WeightStream
 from polyrl_trainer.weights.publisher import WeightPublisher
 from tests.integration.weights.conftest import FILES, Keys
@@ -61,12 +62,12 @@ class Fleet:
         self.swarms: dict[str, Swarm] = {}
         self._closed: list[Staging | PeerServer | socket.socket] = []
 
-    def agent(self, name: str, least_bytes: int = 0) -> Puller:
+    def agent(self, name: str, least_bytes: int = 0, run_epoch: int = 1) -> Puller:
         swarm = self.swarms[name] = Swarm(name, 0, "127.0.0.1", least_bytes, SILENCE_S)
         staging = Staging("run", name, self._folder)
         self._closed.append(staging)
         self.list(name, swarm.public_key, swarm.port)
-        return Puller(self._keys.agent, staging, silence_s=SILENCE_S, progress_s=10.0, swarm=swarm)
+        return Puller(self._keys.agent, staging, silence_s=SILENCE_S, progress_s=10.0, swarm=swarm, run_epoch=run_epoch)
 
     def server(self, name: str, find: Find) -> PeerServer:
         """An agent that only gives, and what it likes."""
@@ -286,6 +287,16 @@ async def test_a_source_that_fails_is_left_and_called_no_liar(
     assert is_right(pulled, weights(0))
     assert pulled.liars == ()
     assert poor.asked <= MOST_ASKED.get(kind, 0)
+
+
+async def test_a_manifest_of_another_start_of_the_run_is_refused_of_peers_too(
+    fleet: Fleet, publisher: WeightPublisher
+) -> None:
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    await pull(fleet.agent("left over"), ref)
+    publisher.close()
+    with pytest.raises(PullFailed, match="version 0 was made in start 1 of the run, and this is start 2"):
+        await pull(fleet.agent("e", run_epoch=2), ref)
 
 
 @pytest.mark.parametrize("liars", [4, 4 * NEIGHBOURS], ids=["a few", "more than are asked at once"])

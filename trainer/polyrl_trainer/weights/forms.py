@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from polyrl import weights
-from polyrl.weights import FileEntry, TensorEntry, VersionManifest
+from polyrl.weights import FIRST_EPOCH, FileEntry, TensorEntry, VersionManifest
 from polyrl.weights.deltas import EachOf, encode_delta, encode_part, num_changed
 from polyrl.weights.planning import SMALLEST, VersionFacts, VersionPlan, chain_of, plan_version
 from polyrl_trainer.weights.images import Image
@@ -74,9 +74,10 @@ class Taken:
 class FormMaker:
     """Makes one form after the other, each on the one before where that is worth it."""
 
-    def __init__(self, each: EachOf, chunk_bytes: int, deltas: bool | None = None) -> None:
-        """`each` works on all cores. `deltas`: see `plan_version`."""
+    def __init__(self, each: EachOf, chunk_bytes: int, deltas: bool | None = None, run_epoch: int = FIRST_EPOCH) -> None:
+        """`each` works on all cores. `deltas`: see `plan_version`. `run_epoch`: of all that are made."""
         self._each, self._chunk_bytes, self._deltas, self.smallest = each, chunk_bytes, deltas, SMALLEST
+        self._run_epoch = run_epoch
         self._hash_speed = USUAL_HASH_SPEED
         self._shares: dict[str, float] = {}
         """Copies sent for each engine that took a version, by the version's kind."""
@@ -109,6 +110,7 @@ class FormMaker:
                     chunks=weights.cut_chunks(delta, self._chunk_bytes, self._each),
                     files=(),
                     base_hash=weights.manifest_hash(base.body),
+                    run_epoch=self._run_epoch,
                 )
                 return self._form(manifest, copied, memoryview(delta), plan, facts)
         return self._anchor(version, copied, plan, facts)
@@ -122,6 +124,7 @@ class FormMaker:
             tensors=tuple(copied.tensors),
             chunks=weights.cut_chunks(data, self._chunk_bytes, self._each),
             files=file_entries(copied.files),
+            run_epoch=self._run_epoch,
         )
         self._hash_speed = _speed(len(data), begun)
         return self._form(manifest, copied, data, plan, facts)

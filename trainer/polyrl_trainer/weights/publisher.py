@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from polyrl import weights
 from polyrl.errors import ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
-from polyrl.weights import CHUNK_BYTES, TensorEntry, WeightsRef
+from polyrl.weights import CHUNK_BYTES, FIRST_EPOCH, TensorEntry, WeightsRef
 from polyrl.weights.planning import USUAL_BANDWIDTH, versions_kept
 from polyrl.wire import FromPuller, GetLent, GetManifest
 from polyrl.wire.sealing import Handshake, LastingKeys
@@ -58,10 +58,12 @@ class WeightPublisher:
         stall_s: float = STALL_S,
         deltas: bool | None = None,
         lender: Lender | None = None,
+        run_epoch: int = FIRST_EPOCH,
     ) -> None:
         """Binds and serves; `advertise`, if given, is the host that agents reach it by, in place of the one bound.
         `max_bytes` may be on their way to all together, and who reads none of it for `stall_s` makes room.
         `deltas`: whether they are made whatever is quicker. `lender`: lends chunks to those who ask for loans.
+        `run_epoch`: the start of the run; engines of another one refuse what is published here.
 
         Raises InvalidData for a bad key file, OSError when `bind` is taken."""
         keys = read_keys(TrainerKeys, key_file)
@@ -71,7 +73,7 @@ class WeightPublisher:
         self._in_use: list[Image] = []
         self._taken, self._counting = Taken(), threading.Lock()
         self._hashing = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="weight-hash")
-        self.forms = FormMaker(self._hashing.map, chunk_bytes, deltas)
+        self.forms = FormMaker(self._hashing.map, chunk_bytes, deltas, run_epoch)
         lasting = LastingKeys.of(keys.secret_key, keys.public_key, keys.agent_public_key)
         self.server = WeightServer(
             bind,
