@@ -7,6 +7,7 @@ all dials fail, and then they cost nothing any more. One that gave false bytes i
 
 One that cannot be dialled is hidden: it offers connections to those whom it dials, and they ask it. What hidden ones
 have comes to each other by those: so they count as fetching the same where anybody can be reached who lies between them.
+One that is hidden itself takes whom it dialled in vain for another such.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Neighbours:
         self._own = own
         self._known: dict[str, _Known] = {}
         self._liars = set[str]()
+        self.is_hidden = False
         self._unreported: list[str] = []
 
     def add(self, name: str, *, near: bool = False, hidden: bool = False) -> None:
@@ -74,9 +76,12 @@ class Neighbours:
         tried = [known for known in self._known.values() if known.reached or known.failures]
         if len(tried) >= min(UNREACHABLE, len(dialled)) and not any(known.reached for known in tried):
             return set()
-        alive = {name: known for name, known in self._known.items() if not (known.failures or known.idle)}
-        between = any(known.reached or not known.hidden for known in alive.values())
-        return {name for name, known in alive.items() if between or not known.hidden} - self._liars
+        alive = {name for name, known in self._known.items() if not (known.failures or known.idle)}
+        if not any(self._known[name].reached or not self._known[name].hidden for name in alive):
+            alive -= {name for name, known in self._known.items() if known.hidden}
+        elif self.is_hidden:
+            alive |= {name for name, known in self._known.items() if known.failures and not known.reached}
+        return alive - self._liars
 
     def offered(self, name: str) -> bool:
         """It has opened a connection on which it may be asked, and is dialled no more; whether it is wanted."""

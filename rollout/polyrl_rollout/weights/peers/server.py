@@ -165,7 +165,7 @@ class PeerServer:
     def _admit(self, upload: _Upload) -> None:
         """It has shown its key. Raises ConnectionAbortedError where there is no place for it."""
         with self._lock:
-            if upload not in self._dialled:
+            if upload not in self._dialled or not self._admits(upload.handshake.peer):
                 raise ConnectionAbortedError
             own = [one for one in self._uploads if one.handshake.peer == upload.handshake.peer]
             if len(own) >= UPLOADS_EACH:

@@ -135,6 +135,8 @@ class Swarm:
         return WeightStream(peer.endpoint, handshake, self._silence_s, check), handshake
 
     def _dial_to_offer(self, name: str) -> tuple[WeightStream, PeerHandshake]:
+        with self.lock:
+            self.neighbours.is_hidden = True
         return self._dial(name, lambda: None)
 
     def _take_offer(self, public_key: bytes, connected: socket.socket, keys: AnswerKeys) -> None:

@@ -70,6 +70,18 @@ def test_hidden_ones_fetch_the_same_where_somebody_lies_between() -> None:
     assert neighbours.expected() == {"h1", "h2"}
 
 
+def test_one_that_is_hidden_takes_whom_it_dialled_in_vain_for_another_such() -> None:
+    neighbours = of("a", "vain", "broke")
+    neighbours.failed("vain", 0.0)
+    neighbours.reached("broke")
+    neighbours.failed("broke", 0.0)
+    assert neighbours.expected() == {"a"}
+    neighbours.is_hidden = True
+    assert neighbours.expected() == {"a", "vain"}
+    neighbours.failed("a", 0.0)
+    assert neighbours.expected() == set()
+
+
 def test_those_on_its_own_machine_come_first() -> None:
     neighbours = of("a", "b", "c")
     neighbours.add("near", near=True)
