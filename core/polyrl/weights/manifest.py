@@ -262,9 +262,8 @@ def decode_manifest(body: bytes, expected_hash: bytes, *, run_epoch: int) -> Ver
     except UNDECODABLE as error:
         raise ProtocolError(f"the manifest cannot be read: {error}") from None
     if manifest.run_epoch != run_epoch:
-        raise ProtocolError(
-            f"version {manifest.version} was made in start {manifest.run_epoch} of the run, and this is start {run_epoch}"
-        )
+        made = f"version {manifest.version} was made in start {manifest.run_epoch} of the run"
+        raise ProtocolError(f"{made}, and this is start {run_epoch}")
     check_manifest(manifest)
     return manifest
 

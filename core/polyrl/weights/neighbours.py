@@ -6,8 +6,8 @@ is tried again after a pause that doubles, and is remembered from one version to
 all dials fail, and then they cost nothing any more. One that gave false bytes is never asked again.
 
 One that cannot be dialled is hidden: it offers connections to those whom it dials, and they ask it. What hidden ones
-have comes to each other by those: so they count as fetching the same where anybody can be reached who lies between them.
-One that is hidden itself takes whom it dialled in vain for another such.
+have comes to each other by those: so they count as fetching the same where anybody can be reached who lies between. One
+that is hidden itself takes whom it dialled in vain for another such.
 """
 
 from __future__ import annotations

@@ -425,8 +425,8 @@ class GetHeld(Message, frozen=True, tag="geth"):
 
 
 class Offer(Message, frozen=True, tag="offer"):
-    """First and only request of an agent that cannot be dialled: on this connection it is asked from here on, by whom it
-    has dialled."""
+    """First and only request of an agent that cannot be dialled: on this connection it is asked from here on, by whom
+    it has dialled."""
 
 
 FromPeer: TypeAlias = GetManifest | GetChunk | GetHeld | Offer

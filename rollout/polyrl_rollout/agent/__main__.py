@@ -137,7 +137,9 @@ def join_swarm(engine: str, host: str, port: int, least_bytes: int) -> Swarm:
     try:
         return Swarm(engine, port, "" if host == EVERYWHERE else host, least_bytes)
     except OSError as error:
-        log.warning("others cannot dial this agent for chunks", bind=host, port=port, error=error.strerror or str(error))
+        log.warning(
+            "others cannot dial this agent for chunks", bind=host, port=port, error=error.strerror or str(error)
+        )
         return Swarm(engine, least_bytes=least_bytes)
 
 

@@ -33,8 +33,8 @@ from polyrl_rollout.weights.peers.streams import MAX_MISSES
 from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staging
-from polyrl_rollout.weights.transfer import PullFailed
 from polyrl_rollout.weights.stream import WeightStream
+from polyrl_rollout.weights.transfer import PullFailed
 from polyrl_trainer.weights.publisher import WeightPublisher
 from tests.integration.weights.conftest import FILES, Keys
 from tests.integration.weights.test_weight_plane_faults import held

@@ -536,8 +536,8 @@ async def test_malformed_requests_end_their_connection_and_are_counted(
 async def test_a_version_of_another_start_of_the_run_is_refused(
     keys: Keys, staging: Staging, publishers: Callable[..., WeightPublisher]
 ) -> None:
-    """A trainer that is left over, with the run's keys and a manager that announces it, has other weights under a number
-    that this start gives out again."""
+    """A trainer that is left over, with the run's keys and a manager that announces it, has other weights under a
+    number that this start gives out again."""
     earlier, now = publishers(run_epoch=1), publishers(run_epoch=2, deltas=True)
     puller = Puller(keys.agent, staging, run_epoch=2)
     served = (await puller.pull(now.publish(0, weights(0).items(), FILES), None)).staged

@@ -74,7 +74,9 @@ class Taken:
 class FormMaker:
     """Makes one form after the other, each on the one before where that is worth it."""
 
-    def __init__(self, each: EachOf, chunk_bytes: int, deltas: bool | None = None, run_epoch: int = FIRST_EPOCH) -> None:
+    def __init__(
+        self, each: EachOf, chunk_bytes: int, deltas: bool | None = None, run_epoch: int = FIRST_EPOCH
+    ) -> None:
         """`each` works on all cores. `deltas`: see `plan_version`. `run_epoch`: of all that are made."""
         self._each, self._chunk_bytes, self._deltas, self.smallest = each, chunk_bytes, deltas, SMALLEST
         self._run_epoch = run_epoch

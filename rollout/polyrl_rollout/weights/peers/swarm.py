@@ -1,8 +1,8 @@
 """This agent among those of its run that give each other chunks: its key, what it gives, whom it may dial.
 
 The manager tells who belongs to it (`wire.Peers`). Others are let in by the keys on that list alone, dialled by its
-endpoints, and believed in nothing: what they give counts by its hash. One that cannot be dialled offers connections, and
-is asked on these.
+endpoints, and believed in nothing: what they give counts by its hash. One that cannot be dialled offers connections,
+and is asked on these.
 """
 
 from __future__ import annotations
