@@ -119,7 +119,7 @@ def batch_record(batch: Batch, waited_s: float) -> dict[str, Any]:
 
 async def main(run: Path, keys: Path, endpoints: Path, run_epoch: int) -> None:
     """Publishes, works, finishes."""
-    publisher = WeightPublisher(keys)
+    publisher = WeightPublisher(keys, run_epoch=run_epoch)
     try:
         async with RolloutClient.connect(endpoints, keys, run_epoch) as client:
             workload = Workload(client, run)

@@ -8,6 +8,9 @@ and by the exchange while one receiver is killed after another at random moments
 (`exchangeWithDeaths`). `copies` is what left the publisher's interface, headers and seals included, over the version's
 bytes; `ideal` is one copy over its link. All processes share this machine's cores: `cpuSeconds` says what they used.
 The last line is one JSON object. Needs root, for the namespaces, which are removed again.
+
+With `--behind-nat N` the last N receivers are each behind a router of their own, which translates their addresses: the
+manager knows the router's, and nobody can dial them. Before anything is announced they have OFFERS_S to offer.
 """
 
 from __future__ import annotations
@@ -32,11 +35,14 @@ from polyrl.keys import FILE_NAMES, AgentKeys, TrainerKeys
 from polyrl.weights import WeightsRef
 from polyrl.wire.roster import Roster
 from polyrl_operator.secret import write_run_keys
+from polyrl_rollout.weights.peers.offers import UNDIALLED_S
 
 DEADLINE_S: Final = 280.0
 """Of one of the three ways."""
 END_S: Final = 20.0
 PROGRAMS: Final = Path(__file__).parent
+OFFERS_S: Final = UNDIALLED_S + 5.0
+"""As long as an engine starts at least."""
 PUBLISHER: Final = 1
 """Number of its host; receivers have the next ones."""
 
@@ -49,8 +55,10 @@ def ip(*words: str) -> str:
 class Network:
     """Hosts on one bridge; the names hold this process's number, so that two runs do not meet."""
 
-    def __init__(self, hosts: int, megabits: int) -> None:
+    def __init__(self, hosts: int, megabits: int, behind_nat: int = 0) -> None:
+        """`behind_nat`: of the last ones, so many."""
         self._name, self._hosts = f"plj{os.getpid() % 10000}", hosts
+        self._translated = range(hosts + 1 - behind_nat, hosts + 1)
         try:
             self._make(megabits)
         except BaseException:
@@ -61,7 +69,11 @@ class Network:
         return f"10.99.0.{number}"
 
     def within(self, number: int, *argv: str) -> list[str]:
-        return ["ip", "netns", "exec", self._namespace(number), *argv]
+        inner = "-inner" if self.is_translated(number) else ""
+        return ["ip", "netns", "exec", f"{self._namespace(number)}{inner}", *argv]
+
+    def is_translated(self, number: int) -> bool:
+        return number in self._translated
 
     def sent(self, number: int) -> int:
         """Bytes that left the host."""
@@ -70,7 +82,8 @@ class Network:
 
     def close(self) -> None:
         for number in range(self._hosts + 1):
-            subprocess.run(["ip", "netns", "delete", self._namespace(number)], capture_output=True, check=False)
+            for name in (f"{self._namespace(number)}-inner", self._namespace(number)):
+                subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
     def _namespace(self, number: int) -> str:
         return f"{self._name}-{number}"
@@ -89,8 +102,22 @@ class Network:
             for device in ("lo", "eth0"):
                 ip("-n", own, "link", "set", device, "up")
             shape = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", f"{megabits}mbit"]
-            argv = self.within(number, *shape, "burst", "256kb", "latency", "50ms")
-            subprocess.run(argv, check=True, timeout=20)
+            ip("netns", "exec", own, *shape, "burst", "256kb", "latency", "50ms")
+            if self.is_translated(number):
+                self._put_behind(own)
+
+    def _put_behind(self, router: str) -> None:
+        """A host of its own behind that one, which is a router then."""
+        inner = f"{router}-inner"
+        ip("netns", "add", inner)
+        ip("-n", inner, "link", "add", "eth0", "type", "veth", "peer", "name", "inner", "netns", router)
+        ip("-n", inner, "addr", "add", "10.98.0.2/24", "dev", "eth0")
+        ip("-n", router, "addr", "add", "10.98.0.1/24", "dev", "inner")
+        for namespace, device in ((inner, "lo"), (inner, "eth0"), (router, "inner")):
+            ip("-n", namespace, "link", "set", device, "up")
+        ip("-n", inner, "route", "add", "default", "via", "10.98.0.1")
+        ip("netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        ip("netns", "exec", router, "iptables", "-t", "nat", "-A", "POSTROUTING", "-o", "eth0", "-j", "MASQUERADE")
 
 
 class Joiner:
@@ -99,7 +126,8 @@ class Joiner:
     def __init__(self, network: Network, number: int, name: str, keys: Path, *, exchanges: bool) -> None:
         self.name, self.ready_at, self.result = name, 0.0, dict[str, Any]()
         self._host = network.host(number)
-        own = [sys.executable, str(PROGRAMS / "joiner_process.py"), str(keys), name, self._host]
+        bound = "0.0.0.0" if network.is_translated(number) else self._host
+        own = [sys.executable, str(PROGRAMS / "joiner_process.py"), str(keys), name, bound]
         self._argv = network.within(number, *own, *([] if exchanges else ["--alone"]))
 
     async def start(self) -> wire.Peer:
@@ -148,7 +176,7 @@ class Fleet:
         self._network, self._keys, self.ref, self._exchanges = network, keys, ref, exchanges
         self._roster = Roster()
         self.joiners: dict[int, Joiner] = {}
-        self.made = 0
+        self.made, self.begun = 0, 0.0
 
     async def join(self, *numbers: int) -> None:
         """All of these start, and then pull at once."""
@@ -161,6 +189,9 @@ class Fleet:
         for joiner, peer in zip(new, await asyncio.gather(*(joiner.start() for joiner in new)), strict=True):
             self._roster.welcome(joiner.name, peer if self._exchanges else None)
         self._spread()
+        if self._exchanges and any(map(self._network.is_translated, numbers)):
+            await asyncio.sleep(OFFERS_S)
+        self.begun = time.monotonic()
         for joiner in new:
             joiner.send(wire.Announce.of(self.ref))
 
@@ -186,7 +217,7 @@ async def way(fleet: Fleet, network: Network, hosts: list[int], deaths: int, wit
     try:
         async with asyncio.timeout(DEADLINE_S):
             await fleet.join(*hosts)
-            begun, waiting = time.monotonic(), {number: wait(fleet, number) for number in hosts}
+            begun, waiting = fleet.begun, {number: wait(fleet, number) for number in hosts}
             for moment, number in death_times(hosts, deaths, within_s):
                 await asyncio.sleep(max(0.0, begun + moment - time.monotonic()))
                 waiting.pop(number).cancel()
@@ -232,7 +263,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     trainer, agent = (folder / "keys" / FILE_NAMES[kind] for kind in (TrainerKeys, AgentKeys))
     size, hosts = arguments.megabytes * 10**6, list(range(PUBLISHER + 1, PUBLISHER + 1 + arguments.joiners))
     ideal = size * 8 / (arguments.megabits * 1e6)
-    network = Network(1 + arguments.joiners, arguments.megabits)
+    network = Network(1 + arguments.joiners, arguments.megabits, arguments.behind_nat)
     try:
         within = tuple(network.within(PUBLISHER))
         publisher = PublisherProcess(trainer, size / 1e9, bind=f"tcp://{network.host(PUBLISHER)}:*", within=within)
@@ -260,6 +291,7 @@ def main() -> None:
     parser.add_argument("--joiners", type=int, default=8)
     parser.add_argument("--megabytes", type=int, default=256, help="of the version")
     parser.add_argument("--megabits", type=int, default=1000, help="per second, of each link outwards")
+    parser.add_argument("--behind-nat", type=int, default=0, help="receivers that nobody can dial")
     parser.add_argument("--deaths", type=int, default=3)
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(asyncio.run(measure(parser.parse_args(), Path(folder)))))

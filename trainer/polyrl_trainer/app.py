@@ -286,7 +286,15 @@ def _publisher(arguments: Arguments, keep: int, rollout: RolloutSpec) -> WeightP
     bind = f"tcp://{host}:{arguments.weights_port or '*'}"
     chosen = None if rollout.weight_deltas is WeightDeltas.AUTO else rollout.weight_deltas is WeightDeltas.ALWAYS
     lender = Lender(arguments.advertise or LOOPBACK, rollout.mooncake.rdma_devices) if rollout.mooncake else None
-    return WeightPublisher(arguments.keys, bind, keep, advertise=arguments.advertise, deltas=chosen, lender=lender)
+    return WeightPublisher(
+        arguments.keys,
+        bind,
+        keep,
+        advertise=arguments.advertise,
+        deltas=chosen,
+        lender=lender,
+        run_epoch=arguments.run_epoch,
+    )
 
 
 @asynccontextmanager

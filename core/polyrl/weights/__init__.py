@@ -14,6 +14,7 @@ from __future__ import annotations
 from polyrl.weights.manifest import (
     CHUNK_BYTES as CHUNK_BYTES,
     DTYPE_BYTES as DTYPE_BYTES,
+    FIRST_EPOCH as FIRST_EPOCH,
     HASH_BYTES as HASH_BYTES,
     MAX_CHUNK_BYTES as MAX_CHUNK_BYTES,
     MAX_FILES as MAX_FILES,

@@ -10,6 +10,11 @@ bytes that are not the publisher's own are refused by who receives them.
 An anchor's stream is the tensors themselves. A delta's is what changed since another version, its base, as `deltas`
 writes it; its checksums are those of the result, and it names its base by the hash of that manifest, so the newest name
 vouches for the whole chain down to an anchor. Of an anchor whose chunks are partly there only the others are pulled.
+
+It also names the start of the run that it was made in. A run that goes on from an older checkpoint gives numbers out a
+second time, for other weights. Where keys are drawn at each start, as `polyrl run` does, who is left over from an
+earlier one can say nothing to anybody. Where somebody starts the processes and keeps the keys, this is what has engines
+refuse such a version, whoever announced it. Another run's is refused by its keys; a pod's job has one start.
 """
 
 from __future__ import annotations
@@ -44,6 +49,8 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 MAX_FILES_BYTES: Final = 32 << 20
 """All small files together: a tokenizer of 256k entries is 20 MB, and the manifest has to fit one frame."""
 
+FIRST_EPOCH: Final = 1
+"""Of a run that was started once."""
 NO_TENSOR: Final = "__metadata__"
 """What safetensors calls something else than a tensor."""
 DTYPE_BYTES: Final = {
@@ -95,6 +102,8 @@ class VersionManifest(msgspec.Struct, frozen=True, array_like=True):
     """Empty of a delta: it has those of its base."""
     base_hash: bytes = b""
     """`manifest_hash` of the base."""
+    run_epoch: int = FIRST_EPOCH
+    """The start of the run that it was made in."""
 
     @property
     def total_bytes(self) -> int:
@@ -243,14 +252,18 @@ def manifest_hash(body: bytes) -> bytes:
     return digest(body)
 
 
-def decode_manifest(body: bytes, expected_hash: bytes) -> VersionManifest:
-    """The manifest in `body`. Raises ProtocolError naming the first claim about sizes or places that cannot hold."""
+def decode_manifest(body: bytes, expected_hash: bytes, *, run_epoch: int) -> VersionManifest:
+    """The manifest in `body`. Raises ProtocolError when it is of another start of the run, and else naming the first
+    claim about sizes or places that cannot hold."""
     if manifest_hash(body) != expected_hash:
         raise ProtocolError("the manifest is not the announced one: its hash differs")
     try:
         manifest = _decoder.decode(body)
     except UNDECODABLE as error:
         raise ProtocolError(f"the manifest cannot be read: {error}") from None
+    if manifest.run_epoch != run_epoch:
+        made = f"version {manifest.version} was made in start {manifest.run_epoch} of the run"
+        raise ProtocolError(f"{made}, and this is start {run_epoch}")
     check_manifest(manifest)
     return manifest
 

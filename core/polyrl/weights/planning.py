@@ -41,6 +41,11 @@ class VersionFacts:
     """Engines that took the version before."""
     joiners: int = 0
     """Engines that took an anchor since then."""
+    anchor_share: float = 1.0
+    """Copies of an anchor that left the publisher for each engine that took it, as was measured of the last one: less
+    than one where engines give each other chunks, or share a machine."""
+    delta_share: float = 1.0
+    """The same of a delta: of a small one each engine takes all from the publisher."""
 
 
 @dataclass(frozen=True)
@@ -69,22 +74,30 @@ def plan_version(facts: VersionFacts, smallest: int = SMALLEST, chosen: bool | N
     if chosen:
         return VersionPlan(True, f"delta: the job wants them ({megabytes})")
     anchor_s, delta_s = _anchor_seconds(facts), _delta_seconds(facts)
+    form, share = ("delta", facts.delta_share) if delta_s < anchor_s else ("anchor", facts.anchor_share)
     figures = f"{megabytes}; delta {delta_s:.3g} s, anchor {anchor_s:.3g} s"
-    form = "delta" if delta_s < anchor_s else "anchor"
-    return VersionPlan(form == "delta", f"{form}: {figures}, {facts.stale} engines behind, {facts.joiners} joining")
+    copies = f"{_copies(share, facts.stale + facts.joiners):.3g} copies"
+    reason = f"{form}: {figures}, {facts.stale} engines behind, {facts.joiners} joining, {copies}"
+    return VersionPlan(form == "delta", reason)
+
+
+def _copies(share: float, receivers: int) -> float:
+    """That leave the publisher: one at least, where anybody takes it."""
+    return max(min(1, receivers), share * receivers)
 
 
 def _anchor_seconds(facts: VersionFacts) -> float:
-    receivers = facts.stale + facts.joiners
-    return facts.stream_bytes / facts.hash_speed + receivers * facts.stream_bytes / facts.bandwidth
+    copies = _copies(facts.anchor_share, facts.stale + facts.joiners)
+    return facts.stream_bytes / facts.hash_speed + copies * facts.stream_bytes / facts.bandwidth
 
 
 def _delta_seconds(facts: VersionFacts) -> float:
     """Joiners take the anchor and the chain besides."""
     assert facts.chain is not None
-    joined = facts.joiners * (facts.stream_bytes + sum(facts.chain) + facts.delta_bytes)
-    sent = (facts.stale * facts.delta_bytes + joined) / facts.bandwidth
-    return facts.stream_bytes / facts.encode_speed + sent + facts.stream_bytes / APPLY_SPEED
+    joined = _copies(facts.anchor_share, facts.joiners) * facts.stream_bytes
+    joined += _copies(facts.delta_share, facts.joiners) * sum(facts.chain)
+    sent = _copies(facts.delta_share, facts.stale + facts.joiners) * facts.delta_bytes + joined
+    return facts.stream_bytes / facts.encode_speed + sent / facts.bandwidth + facts.stream_bytes / APPLY_SPEED
 
 
 def chain_of(version: int, bases: Mapping[int, int | None]) -> list[int]:

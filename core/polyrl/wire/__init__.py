@@ -54,6 +54,7 @@ from polyrl.wire.agent import (
     Hello as Hello,
     Leaving as Leaving,
     Message,
+    Offer as Offer,
     Peer as Peer,
     Peers as Peers,
     PrefixUnknown as PrefixUnknown,

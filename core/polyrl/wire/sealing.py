@@ -97,6 +97,11 @@ class Handshake:
         self.public = self._made.public_key().public_bytes_raw()
 
     @property
+    def peer(self) -> bytes:
+        """Whom it speaks with: where it was dialled, by the greeting; the first request that opens shows that it is."""
+        return self._keys.peer
+
+    @property
     def greeting(self) -> bytes:
         """What the dialling side sends first."""
         return self._protocol + self.public
@@ -147,11 +152,6 @@ class PeerReception(Handshake):
         """`admits` knows the public halves of the run's agents."""
         super().__init__(keys.towards(b""), PEER_GREETING)
         self._own, self._admits = keys, admits
-
-    @property
-    def peer(self) -> bytes:
-        """Who dialled, by the greeting; the first request that opens shows that it is."""
-        return self._keys.peer
 
     def answer(self, greeting: bytes) -> tuple[Sealer, Opener]:
         made, lasting = greeting[-2 * PUBLIC_BYTES : -PUBLIC_BYTES], greeting[-PUBLIC_BYTES:]

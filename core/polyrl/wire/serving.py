@@ -6,6 +6,9 @@
 
 Answers come in the order of requests, and each frame belongs to the request that it answers. A receiver may ask
 MAX_ASKED ahead; one that asks for more, or speaks otherwise, is at fault, and its connection ends.
+
+An agent that cannot be dialled has roles turned: its first request is a wire.Offer, and then the same goes on with the
+same keys the other way round (`hand_over`).
 """
 
 from __future__ import annotations
@@ -60,11 +63,13 @@ class ServedConnection(Generic[R]):
         handshake: Handshake,
         find: Callable[[R], Content | None],
         decode: Callable[[Frame], R],
+        keys: tuple[Sealer, Opener] | None = None,
     ) -> None:
-        """`find` gives what answers a request; None when it is not kept. `decode` knows those that may be asked."""
+        """`find` gives what answers a request; None when it is not kept. `decode` knows those that may be asked.
+        `keys`: of a connection that was dialled from here, and offered."""
         self._handshake, self._find, self._decode = handshake, find, decode
         self._inbox = bytearray()
-        self._keys: tuple[Sealer, Opener] | None = None
+        self._keys, self._is_own = keys, keys is not None
         self._greeting = b""
         self._length = 0
         """Of the request that comes next; 0: not known."""
@@ -83,8 +88,16 @@ class ServedConnection(Generic[R]):
 
     @property
     def is_authentic(self) -> bool:
-        """Whoever dialled has shown the receivers' key."""
-        return self.requests > 0
+        """Whoever dialled has shown the receivers' key, or it was dialled from here."""
+        return self._is_own or self.requests > 0
+
+    def hand_over(self, offer: type[R]) -> tuple[Sealer, Opener] | None:
+        """The keys, where the one request so far is an `offer`: all further bytes are for who asks with them."""
+        if not (self.requests == len(self._asked) == 1 and isinstance(self._asked[0][0], offer)):
+            return None
+        if self._inbox:
+            raise ProtocolError("an agent that may be asked speaks first")
+        return self._keys
 
     @property
     def is_waiting(self) -> bool:

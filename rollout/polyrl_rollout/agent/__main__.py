@@ -133,11 +133,13 @@ async def run_agent(
 
 
 def join_swarm(engine: str, host: str, port: int, least_bytes: int) -> Swarm:
-    """Gives chunks there; where that cannot be, it takes them only, and generates all the same."""
+    """Gives chunks there; where that cannot be, to those that it dials alone, and generates all the same."""
     try:
         return Swarm(engine, port, "" if host == EVERYWHERE else host, least_bytes)
     except OSError as error:
-        log.warning("no chunks are given to others", bind=host, port=port, error=error.strerror or str(error))
+        log.warning(
+            "others cannot dial this agent for chunks", bind=host, port=port, error=error.strerror or str(error)
+        )
         return Swarm(engine, least_bytes=least_bytes)
 
 

@@ -80,7 +80,7 @@ class Agent:
         self.manager = Conversation(settings, self._protocol, self)
         self._send = self.manager.send
         reader = None if settings.rdma_devices is None else LoanReader(settings.rdma_devices)
-        puller = Puller(settings.keys, staging, swarm=swarm, reader=reader)
+        puller = Puller(settings.keys, staging, swarm=swarm, reader=reader, run_epoch=settings.run_epoch)
         self._versions = Versions(engine, puller, staging, self._switch, self._send, self.engine_failed)
         self._rest = RestOrders(engine.sleeps)
         self._sleeper = Sleeper(

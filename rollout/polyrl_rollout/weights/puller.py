@@ -27,6 +27,7 @@ import structlog
 from polyrl.errors import ProtocolError
 from polyrl.keys import AgentKeys
 from polyrl.weights import (
+    FIRST_EPOCH,
     FileEntry,
     VersionManifest,
     WeightsRef,
@@ -83,11 +84,12 @@ class Puller:
         handshake: Callable[[LastingKeys], Handshake] = Handshake,
         swarm: Swarm | None = None,
         reader: LoanReader | None = None,
+        run_epoch: int = FIRST_EPOCH,
     ) -> None:
         """`swarm`: others that chunks are taken from, and given to; None: the publisher alone. `reader`: fetches what
-        the publisher lends."""
+        the publisher lends. `run_epoch`: versions of another start of the run are refused."""
         self._keys, self._staging, self._handshake, self._swarm = keys, staging, handshake, swarm
-        self._reader = reader
+        self._reader, self._run_epoch = reader, run_epoch
         self._silence_s, self._progress_s = silence_s, progress_s
         self._transfer: Transfer | None = None
         self._deltas: dict[bytes, DeltaBytes] = {}
@@ -185,17 +187,16 @@ class Puller:
     def _chain(self, weights: WeightsRef, served: Staged | None, transfer: Transfer) -> list[VersionManifest]:
         """The announced version and what it rests on, newest first: down to an anchor, or to a delta on `served`."""
         held = manifest_hash(encode_manifest(served.manifest)) if served is not None else None
-        chain = [
-            decode_manifest(bytes(transfer.manifest(weights.version, weights.manifest_hash)), weights.manifest_hash)
-        ]
-        if chain[0].version != weights.version:
-            raise ProtocolError(f"version {weights.version} calls itself {chain[0].version}")
+        chain = [self._manifest(weights.version, weights.manifest_hash, transfer)]
         while (last := chain[-1]).base is not None and last.base_hash != held:
-            below = decode_manifest(bytes(transfer.manifest(last.base, last.base_hash)), last.base_hash)
-            if below.version != last.base:
-                raise ProtocolError(f"version {last.base} calls itself {below.version}")
-            chain.append(below)
+            chain.append(self._manifest(last.base, last.base_hash, transfer))
         return chain
+
+    def _manifest(self, version: int, expected: bytes, transfer: Transfer) -> VersionManifest:
+        manifest = decode_manifest(bytes(transfer.manifest(version, expected)), expected, run_epoch=self._run_epoch)
+        if manifest.version != version:
+            raise ProtocolError(f"version {version} calls itself {manifest.version}")
+        return manifest
 
     def _assemble(self, chain: list[VersionManifest], served: Staged | None, transfer: Transfer) -> Staged:
         deltas = [manifest for manifest in reversed(chain) if manifest.base is not None]

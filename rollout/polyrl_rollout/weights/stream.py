@@ -14,7 +14,7 @@ from typing import Final
 
 from polyrl import wire
 from polyrl.errors import ProtocolError
-from polyrl.wire.sealing import PUBLIC_BYTES, Handshake, sealed_frames
+from polyrl.wire.sealing import PUBLIC_BYTES, Handshake, Opener, Sealer, sealed_frames
 from polyrl.wire.serving import ABOUT_REQUESTS, LENGTH_BYTES, SIZE_BYTES, new_room
 
 MAX_MANIFEST_BYTES: Final = 256 << 20
@@ -53,6 +53,11 @@ class WeightStream:
         length = bytes(self._sealer.seal(len(body).to_bytes(LENGTH_BYTES, "big"), ABOUT_REQUESTS, room))
         self._socket.sendall(length + bytes(self._sealer.seal(body, ABOUT_REQUESTS, room)))
         return body
+
+    def offer(self) -> tuple[socket.socket, tuple[Sealer, Opener]]:
+        """Whom it has dialled may ask, on this connection; what is needed to answer him."""
+        self.ask(wire.Offer())
+        return self._socket, (self._sealer, self._opener)
 
     def answer(self, about: bytes, place: Callable[[int], memoryview]) -> bool:
         """Writes the next answer to `place(its size)`; False when it is not kept. Raises what `place` raises for a size
@@ -113,6 +118,17 @@ class WeightStream:
                 self._check()
                 if received < SLOWEST * self._silence_s:
                     raise TimeoutError(f"{received} bytes came in {self._silence_s:g} s")
+
+
+class OfferedStream(WeightStream):
+    """The same on a connection that the other side has opened, and offered."""
+
+    def __init__(
+        self, connected: socket.socket, keys: tuple[Sealer, Opener], silence_s: float, check: Callable[[], None]
+    ) -> None:
+        self._check, self._room, self._silence_s = check, new_room(), silence_s
+        self._socket, (self._sealer, self._opener) = connected, keys
+        self._set_deadline(silence_s)
 
 
 def manifest_room(size: int) -> memoryview:

@@ -106,7 +106,7 @@ async def open_site(folder: Path) -> AsyncIterator[Site]:
     keys = folder / "keys"
     write_run_keys(keys)
     ledger = Ledger(LedgerConfig(run_epoch=EPOCH, lease_s=LEASE_S, lost_s=2 * LEASE_S))
-    publisher = WeightPublisher(keys / "trainer.key")
+    publisher = WeightPublisher(keys / "trainer.key", run_epoch=EPOCH)
     async with Manager(ledger, read_keys(ManagerKeys, keys / "manager.key"), EPOCH, Listen()) as manager:
         running = asyncio.create_task(manager.run())
         async with RolloutClient.connect(manager.endpoints.trainer, keys / "trainer.key", run_epoch=EPOCH) as client:

@@ -205,7 +205,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 def publisher(world: World) -> Any:
-    made = WeightPublisher(world.root / "keys/trainer.key")
+    made = WeightPublisher(world.root / "keys/trainer.key", run_epoch=EPOCH)
     yield made
     made.close()
 
@@ -470,7 +470,10 @@ EPISODE = "<calc>1+1</calc><result>2</result><calc>2+1</calc><result>3</result><
 async def in_their_third_turn(root: Path) -> AsyncIterator[tuple[World, list[Group]]]:
     """A world whose trainer is gone while every sample's environment was about to write its third text."""
     async with at_work(root, CalculatingEngine) as world:
-        publisher, groups = WeightPublisher(root / "keys/trainer.key"), [calculation(n) for n in range(GROUPS)]
+        publisher, groups = (
+            WeightPublisher(root / "keys/trainer.key", run_epoch=EPOCH),
+            [calculation(n) for n in range(GROUPS)],
+        )
         try:
             async with world.client() as client, a_loop_host(client, stuck := Calculator(until=2)):
                 await publish(client, publisher)

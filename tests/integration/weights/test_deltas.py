@@ -140,7 +140,7 @@ async def test_a_false_delta_is_dropped_and_the_served_version_stays(
         liar.bodies = {**bodies, 1: body}
         return liar
 
-    manifest = decode_manifest(bodies[1], manifest_hash(bodies[1]))
+    manifest = decode_manifest(bodies[1], manifest_hash(bodies[1]), run_epoch=1)
     false_base = msgspec.structs.replace(manifest, base_hash=b"x" * 16)
     false_sum = msgspec.structs.replace(
         manifest, tensors=(msgspec.structs.replace(manifest.tensors[0], checksum=b"x" * 16), *manifest.tensors[1:])

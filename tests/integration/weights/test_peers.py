@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staging
 from polyrl_rollout.weights.stream import WeightStream
+from polyrl_rollout.weights.transfer import PullFailed
 from polyrl_trainer.weights.publisher import WeightPublisher
 from tests.integration.weights.conftest import FILES, Keys
 from tests.integration.weights.test_weight_plane_faults import held
@@ -60,12 +62,28 @@ class Fleet:
         self.swarms: dict[str, Swarm] = {}
         self._closed: list[Staging | PeerServer | socket.socket] = []
 
-    def agent(self, name: str, least_bytes: int = 0) -> Puller:
+    def agent(self, name: str, least_bytes: int = 0, run_epoch: int = 1) -> Puller:
         swarm = self.swarms[name] = Swarm(name, 0, "127.0.0.1", least_bytes, SILENCE_S)
         staging = Staging("run", name, self._folder)
         self._closed.append(staging)
         self.list(name, swarm.public_key, swarm.port)
+        return Puller(self._keys.agent, staging, silence_s=SILENCE_S, progress_s=10.0, swarm=swarm, run_epoch=run_epoch)
+
+    def hidden(self, name: str, find: Find | None = None) -> Puller:
+        """An agent that nobody can dial; `find`: it gives what it likes."""
+        swarm = self.swarms[name] = Swarm(name, None, silence_s=SILENCE_S)
+        if find is not None:
+            swarm.server._find = find
+        staging = Staging("run", name, self._folder)
+        self._closed.append(staging)
+        self.list(name, swarm.public_key, swarm.port)
         return Puller(self._keys.agent, staging, silence_s=SILENCE_S, progress_s=10.0, swarm=swarm)
+
+    async def offered(self, name: str, by: str) -> None:
+        """Once `name` may ask `by` on a connection that this one has opened."""
+        async with asyncio.timeout(PULLED_S):
+            while not self.swarms[name].neighbours._known[by].offers:  # noqa: ASYNC110 - threads of theirs
+                await asyncio.sleep(0.01)
 
     def server(self, name: str, find: Find) -> PeerServer:
         """An agent that only gives, and what it likes."""
@@ -138,6 +156,44 @@ async def test_joiners_give_each_other_what_the_publisher_sends_about_once(
     pulled = await asyncio.gather(*(pull(puller, ref) for puller in pullers))
     assert all(is_right(each, weights(0)) for each in pulled)
     assert sent_by_publisher(pulled) <= 2 * pulled[0].staged.manifest.total_bytes
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["with each other's help", "alone"])
+async def test_the_next_version_is_planned_by_the_copies_that_were_sent(
+    fleet: Fleet, publisher: WeightPublisher, *, others: bool
+) -> None:
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    pullers = [fleet.agent(f"e{number}", least_bytes=0 if others else 1 << 40) for number in range(5)]
+    pulled = await asyncio.gather(*(pull(puller, ref) for puller in pullers))
+    await is_at_rest(publisher)
+    publisher.publish(1, moved(weights(0), 1).items(), FILES)
+    whole, facts = pulled[0].staged.manifest.total_bytes, publisher._kept[1].facts
+    assert facts.stale == 5
+    assert facts.anchor_share == sent_by_publisher(pulled) / whole / 5
+    assert facts.anchor_share <= 2 / 5 if others else facts.anchor_share == 1.0
+
+
+async def test_what_is_still_sent_tells_nothing_of_copies(fleet: Fleet, publisher: WeightPublisher) -> None:
+    """Half a version that five have got of it so far would look like help of each other."""
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    await pull(fleet.agent("e"), ref)
+    publisher._taken.manifests[0] += 4
+    with mock.patch("polyrl_trainer.weights.server.WeightServer.is_sending", True):
+        publisher.publish(1, moved(weights(0), 1).items(), FILES)
+    assert publisher._kept[1].facts.anchor_share == 1.0
+
+
+async def test_who_asked_and_has_not_taken_a_copy_yet_tells_nothing_of_copies(publisher: WeightPublisher) -> None:
+    publisher.publish(0, weights(0).items(), FILES)
+    publisher._taken.manifests[0] += 4
+    publisher.publish(1, moved(weights(0), 1).items(), FILES)
+    assert publisher._kept[1].facts.anchor_share == 1.0
+
+
+async def is_at_rest(publisher: WeightPublisher) -> None:
+    async with asyncio.timeout(PULLED_S):
+        while publisher.server.is_sending:  # noqa: ASYNC110 - buffers have no event
+            await asyncio.sleep(0.01)
 
 
 def claims_all(request: wire.FromPeer) -> Content | None:
@@ -247,6 +303,16 @@ async def test_a_source_that_fails_is_left_and_called_no_liar(
     assert is_right(pulled, weights(0))
     assert pulled.liars == ()
     assert poor.asked <= MOST_ASKED.get(kind, 0)
+
+
+async def test_a_manifest_of_another_start_of_the_run_is_refused_of_peers_too(
+    fleet: Fleet, publisher: WeightPublisher
+) -> None:
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    await pull(fleet.agent("left over"), ref)
+    publisher.close()
+    with pytest.raises(PullFailed, match="version 0 was made in start 1 of the run, and this is start 2"):
+        await pull(fleet.agent("e", run_epoch=2), ref)
 
 
 @pytest.mark.parametrize("liars", [4, 4 * NEIGHBOURS], ids=["a few", "more than are asked at once"])
@@ -554,6 +620,118 @@ async def test_where_no_thread_is_left_for_one_the_next_is_served(
             return stream.answer(stream.ask(wire.GetManifest(0)), lambda size: memoryview(bytearray(size)))
 
     assert await asyncio.to_thread(ask)
+
+
+async def test_an_agent_that_nobody_can_dial_serves_those_that_it_dials(
+    fleet: Fleet, publisher: WeightPublisher
+) -> None:
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    assert is_right(await pull(fleet.hidden("hidden"), ref), weights(0))
+    joiner = fleet.agent("joiner")
+    await fleet.offered("joiner", by="hidden")
+    publisher.close()
+    pulled = await pull(joiner, ref)
+    assert is_right(pulled, weights(0))
+    assert pulled.bytes_from_peers == pulled.bytes_pulled
+    # What was used up is offered again, and bytes went through the bounds of any upload.
+    await fleet.offered("joiner", by="hidden")
+    assert fleet.swarms["hidden"].server.sent >= pulled.bytes_pulled
+
+
+async def test_agents_that_nobody_can_dial_have_what_is_theirs_from_each_other_by_one_that_can(
+    fleet: Fleet, publisher: WeightPublisher
+) -> None:
+    ref, number = publisher.publish(0, weights(0).items(), FILES), 5
+    pullers = [fleet.agent("between"), *(fleet.hidden(f"h{each}") for each in range(number))]
+    await asyncio.gather(*(fleet.offered("between", by=f"h{each}") for each in range(number)))
+    pulled = await asyncio.gather(*(pull(puller, ref) for puller in pullers))
+    assert all(is_right(each, weights(0)) for each in pulled)
+    assert sent_by_publisher(pulled) <= 2 * pulled[0].staged.manifest.total_bytes
+
+
+async def test_one_that_listens_in_vain_offers_and_one_that_was_dialled_does_not(
+    fleet: Fleet, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrl_rollout.weights.peers.offers.UNDIALLED_S", 0.1)
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    behind = fleet.agent("behind")
+    fleet.list("behind", fleet.swarms["behind"].public_key, 9)  # another address than where it listens
+    await pull(behind, ref)
+    joiner = fleet.agent("joiner")
+    fleet.swarms["joiner"].neighbours.failed("behind", time.monotonic())
+    fleet.swarms["joiner"].server.was_dialled = True
+    await fleet.offered("joiner", by="behind")
+    publisher.close()
+    pulled = await pull(joiner, ref)
+    assert pulled.bytes_from_peers == pulled.bytes_pulled
+    assert not fleet.swarms["joiner"]._offers._open
+
+
+async def test_a_false_chunk_on_an_offered_connection_is_refused_and_counted(
+    fleet: Fleet, publisher: WeightPublisher
+) -> None:
+    ref, chunks, given = publisher.publish(0, weights(0).items(), FILES), held(publisher), 0
+
+    def find(request: wire.FromPeer) -> Content | None:
+        nonlocal given
+        if not isinstance(request, wire.GetChunk):
+            return claims_all(request)
+        given += 1
+        return content(turned(chunks[request.hash]))
+
+    puller = fleet.agent("e")
+    fleet.hidden("liar", find)
+    await fleet.offered("e", by="liar")
+    pulled = await pull(puller, ref)
+    assert is_right(pulled, weights(0))
+    assert (pulled.liars, pulled.bytes_from_peers) == (("liar",), 0)
+    asked, offers = given, fleet.swarms["e"]._offered["liar"]
+    async with asyncio.timeout(PULLED_S):
+        while not fleet.swarms["liar"]._listening._known["e"].failures:  # noqa: ASYNC110 - threads of theirs
+            await asyncio.sleep(0.01)
+    assert fleet.swarms["e"]._offered["liar"] is offers, "none is taken of it any more"
+    again = await pull(puller, publisher.publish(1, weights(1).items(), FILES), pulled)
+    assert is_right(again, weights(1))
+    assert given == asked
+
+
+@pytest.mark.parametrize("leaver", ["hidden", "e"], ids=["who offers", "who asks"])
+async def test_who_leaves_the_list_loses_what_was_offered(
+    fleet: Fleet, publisher: WeightPublisher, leaver: str
+) -> None:
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    await pull(fleet.hidden("hidden"), ref)
+    fleet.agent("e")
+    await fleet.offered("e", by="hidden")
+    with await asyncio.to_thread(fleet.swarms["e"].dial, "hidden", lambda: None) as stream:
+        assert await asyncio.to_thread(ask, stream)
+        fleet.lose(leaver)
+        with pytest.raises(OSError, match=r"closed|[Rr]eset|[Bb]roken"):
+            await asyncio.to_thread(ask, stream)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.to_thread(fleet.swarms["e"].dial, "hidden", lambda: None)
+
+
+async def test_one_that_waits_unused_ends_with_its_member(fleet: Fleet) -> None:
+    fleet.hidden("hidden")
+    fleet.agent("e")
+    await fleet.offered("e", by="hidden")
+    waiting = fleet.swarms["e"]._offered["hidden"].socket
+    fleet.lose("hidden")
+    assert waiting.fileno() < 0
+    assert not fleet.swarms["e"]._offered
+
+
+async def test_offers_of_few_are_kept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyrl_rollout.weights.peers.swarm.OFFERS", 1)
+    fleet.agent("e")
+    fleet.hidden("one")
+    await fleet.offered("e", by="one")
+    fleet.hidden("other")
+    async with asyncio.timeout(PULLED_S):
+        while not fleet.swarms["other"]._listening._known["e"].failures:  # noqa: ASYNC110 - threads of theirs
+            await asyncio.sleep(0.01)
+    assert list(fleet.swarms["e"]._offered) == ["one"]
 
 
 @pytest.mark.parametrize("others", [1, 3])

@@ -533,6 +533,24 @@ async def test_malformed_requests_end_their_connection_and_are_counted(
     assert (await Puller(keys.agent, staging).pull(published, None)).staged.version == 0
 
 
+async def test_a_version_of_another_start_of_the_run_is_refused(
+    keys: Keys, staging: Staging, publishers: Callable[..., WeightPublisher]
+) -> None:
+    """A trainer that is left over, with the run's keys and a manager that announces it, has other weights under a
+    number that this start gives out again."""
+    earlier, now = publishers(run_epoch=1), publishers(run_epoch=2, deltas=True)
+    puller = Puller(keys.agent, staging, run_epoch=2)
+    served = (await puller.pull(now.publish(0, weights(0).items(), FILES), None)).staged
+    left_over = earlier.publish(1, weights(1).items(), FILES)
+    with pytest.raises(PullFailed, match="version 1 was made in start 1 of the run, and this is start 2"):
+        await puller.pull(left_over, served)
+    assert complete(staging) == [0]
+    newer = {**weights(0), "norm": weights(2)["norm"]}
+    pulled = await puller.pull(now.publish(1, newer.items(), FILES), served)
+    assert pulled.staged.manifest.kind == "delta"
+    assert torch.equal(load_file(pulled.staged.folder / "model.safetensors")["norm"], newer["norm"])
+
+
 async def test_a_version_is_published_once(publishers: Callable[..., WeightPublisher]) -> None:
     publisher = publishers()
     first = publisher.publish(0, weights(0).items(), FILES)

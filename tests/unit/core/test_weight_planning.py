@@ -20,6 +20,8 @@ USUAL: dict[str, Any] = {
     "bandwidth": 1.25e9,
     "stale": 4,
 }
+FAST: dict[str, Any] = {"stale": 16, "bandwidth": 12.5e9}
+"""Many, behind a network that is faster than the codec."""
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,25 @@ USUAL: dict[str, Any] = {
         pytest.param({"encode_speed": 1e8}, False, "anchor:", id="a slow codec"),
         pytest.param({"stale": 1, "joiners": 40, "chain": (6 * GB,)}, False, "40 joining", id="all join"),
         pytest.param({"stale": 40, "joiners": 1, "chain": (6 * GB,)}, True, "1 joining", id="one joins"),
+        pytest.param(FAST, True, "16 engines behind, 0 joining, 16 copies", id="each takes all from the publisher"),
+        pytest.param(
+            FAST | {"anchor_share": 2 / 16, "delta_share": 2 / 16},
+            False,
+            "16 engines behind, 0 joining, 2 copies",
+            id="they give each other most of it",
+        ),
+        pytest.param(
+            FAST | {"anchor_share": 2 / 16, "bandwidth": 1.25e9}, True, "16 copies", id="but not of small deltas"
+        ),
+        pytest.param(
+            {"stale": 4, "anchor_share": 0.1, "bandwidth": 2e9}, True, "anchor 9.33 s", id="one copy at least"
+        ),
+        pytest.param(
+            {"stale": 1, "joiners": 40, "chain": (6 * GB,), "anchor_share": 2 / 41, "delta_share": 2 / 41},
+            False,
+            "delta 42.7 s, anchor 26.9 s",
+            id="all join, and give each other most of it",
+        ),
     ],
 )
 def test_the_form_is_what_brings_it_to_all_sooner(changes: dict[str, Any], is_delta: bool, sentence: str) -> None:

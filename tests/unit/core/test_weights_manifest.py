@@ -119,11 +119,20 @@ def test_a_changed_byte_is_noticed(content: bytes, data: st.DataObject) -> None:
 def test_manifest_survives_its_bytes_and_refuses_others() -> None:
     made = make([b"a" * 40, b"b" * 9])
     body = encode_manifest(made.manifest)
-    assert decode_manifest(body, manifest_hash(body)) == made.manifest
+    assert decode_manifest(body, manifest_hash(body), run_epoch=1) == made.manifest
     with pytest.raises(ProtocolError, match="not the announced one"):
-        decode_manifest(body + b"\0", manifest_hash(body))
+        decode_manifest(body + b"\0", manifest_hash(body), run_epoch=1)
     with pytest.raises(ProtocolError, match="cannot be read"):
-        decode_manifest(b"\xc1", manifest_hash(b"\xc1"))
+        decode_manifest(b"\xc1", manifest_hash(b"\xc1"), run_epoch=1)
+
+
+@pytest.mark.parametrize("other", [1, 3], ids=["an earlier one", "a later one"])
+def test_a_manifest_of_another_start_of_the_run_is_refused(other: int) -> None:
+    """An earlier one gave the same number to other weights."""
+    body = encode_manifest(replaced(run_epoch=2))
+    assert decode_manifest(body, manifest_hash(body), run_epoch=2).run_epoch == 2
+    with pytest.raises(ProtocolError, match=f"version 3 was made in start 2 of the run, and this is start {other}"):
+        decode_manifest(body, manifest_hash(body), run_epoch=other)
 
 
 def replaced(**changes: object) -> VersionManifest:
@@ -189,4 +198,4 @@ def replaced(**changes: object) -> VersionManifest:
 def test_impossible_manifests_are_refused(manifest: VersionManifest, message: str) -> None:
     body = encode_manifest(manifest)
     with pytest.raises(ProtocolError, match=message):
-        decode_manifest(body, manifest_hash(body))
+        decode_manifest(body, manifest_hash(body), run_epoch=1)

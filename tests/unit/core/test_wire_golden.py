@@ -425,6 +425,11 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
         wire.GetHeld(b"hash"),
         "0192a467657468c40468617368",
     ),
+    (
+        PEER,
+        wire.Offer(),
+        "0191a56f66666572",
+    ),
 ]
 
 CONVERSATIONS = {

@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from polyrl import weights
-from polyrl.weights import FileEntry, TensorEntry, VersionManifest
+from polyrl.weights import FIRST_EPOCH, FileEntry, TensorEntry, VersionManifest
 from polyrl.weights.deltas import EachOf, encode_delta, encode_part, num_changed
 from polyrl.weights.planning import SMALLEST, VersionFacts, VersionPlan, chain_of, plan_version
 from polyrl_trainer.weights.images import Image
@@ -62,13 +62,35 @@ class VersionForm:
         }
 
 
+@dataclass(eq=False)
+class Taken:
+    """What receivers took since the newest version was published, by version."""
+
+    manifests: Counter[int] = field(default_factory=Counter)
+    bytes: Counter[int] = field(default_factory=Counter)
+    """Of chunks, to all of them."""
+
+
 class FormMaker:
     """Makes one form after the other, each on the one before where that is worth it."""
 
-    def __init__(self, each: EachOf, chunk_bytes: int, deltas: bool | None = None) -> None:
-        """`each` works on all cores. `deltas`: see `plan_version`."""
+    def __init__(
+        self, each: EachOf, chunk_bytes: int, deltas: bool | None = None, run_epoch: int = FIRST_EPOCH
+    ) -> None:
+        """`each` works on all cores. `deltas`: see `plan_version`. `run_epoch`: of all that are made."""
         self._each, self._chunk_bytes, self._deltas, self.smallest = each, chunk_bytes, deltas, SMALLEST
+        self._run_epoch = run_epoch
         self._hash_speed = USUAL_HASH_SPEED
+        self._shares: dict[str, float] = {}
+        """Copies sent for each engine that took a version, by the version's kind."""
+
+    def note_copies(self, kept: Mapping[int, VersionForm], taken: Taken) -> None:
+        """Learns from what was taken, once nobody takes any of it. Who asked and has taken less than one copy, all of
+        them together, has not begun."""
+        for number, engines in sorted(taken.manifests.items()):
+            manifest = kept[number].manifest if number in kept else None
+            if manifest is not None and taken.bytes[number] >= manifest.total_bytes > 0:
+                self._shares[manifest.kind] = min(1.0, taken.bytes[number] / manifest.total_bytes / engines)
 
     def make(
         self, version: int, copied: WeightsCopy, kept: Mapping[int, VersionForm], asked: Counter[int], bandwidth: float
@@ -90,6 +112,7 @@ class FormMaker:
                     chunks=weights.cut_chunks(delta, self._chunk_bytes, self._each),
                     files=(),
                     base_hash=weights.manifest_hash(base.body),
+                    run_epoch=self._run_epoch,
                 )
                 return self._form(manifest, copied, memoryview(delta), plan, facts)
         return self._anchor(version, copied, plan, facts)
@@ -103,6 +126,7 @@ class FormMaker:
             tensors=tuple(copied.tensors),
             chunks=weights.cut_chunks(data, self._chunk_bytes, self._each),
             files=file_entries(copied.files),
+            run_epoch=self._run_epoch,
         )
         self._hash_speed = _speed(len(data), begun)
         return self._form(manifest, copied, data, plan, facts)
@@ -132,6 +156,7 @@ class FormMaker:
         *deltas, anchor = chain_of(base.manifest.version, bases)
         joined = asked[anchor] if deltas else 0
         sampled = self._sample(base.image.data, copied.image.data)
+        anchor_share = self._shares.get("anchor", 1.0)
         return VersionFacts(
             stream_bytes=size,
             chain=tuple(kept[number].manifest.total_bytes for number in deltas),
@@ -142,6 +167,8 @@ class FormMaker:
             bandwidth=bandwidth,
             stale=max(1, asked[base.manifest.version] - joined),
             joiners=joined,
+            anchor_share=anchor_share,
+            delta_share=self._shares.get("delta", anchor_share),
         )
 
     def _sample(self, old: memoryview, new: memoryview) -> _Sampled:

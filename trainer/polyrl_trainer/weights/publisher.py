@@ -11,7 +11,6 @@ import json
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -26,14 +25,14 @@ from msgspec.structs import replace
 from polyrl import weights
 from polyrl.errors import ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
-from polyrl.weights import CHUNK_BYTES, TensorEntry, WeightsRef
+from polyrl.weights import CHUNK_BYTES, FIRST_EPOCH, TensorEntry, WeightsRef
 from polyrl.weights.planning import USUAL_BANDWIDTH, versions_kept
 from polyrl.wire import FromPuller, GetLent, GetManifest
 from polyrl.wire.sealing import Handshake, LastingKeys
 from polyrl.wire.serving import Content
 from polyrl_trainer.backend import RoomOfSize
 from polyrl_trainer.backends.weight_stream import write_stream
-from polyrl_trainer.weights.forms import FormMaker, VersionForm, WeightsCopy, file_entries
+from polyrl_trainer.weights.forms import FormMaker, Taken, VersionForm, WeightsCopy, file_entries
 from polyrl_trainer.weights.images import Image, Images
 from polyrl_trainer.weights.lender import Lender
 from polyrl_trainer.weights.server import MAX_BYTES, MAX_CONNECTIONS, STALL_S, WeightServer, dialled_endpoint
@@ -59,10 +58,12 @@ class WeightPublisher:
         stall_s: float = STALL_S,
         deltas: bool | None = None,
         lender: Lender | None = None,
+        run_epoch: int = FIRST_EPOCH,
     ) -> None:
         """Binds and serves; `advertise`, if given, is the host that agents reach it by, in place of the one bound.
         `max_bytes` may be on their way to all together, and who reads none of it for `stall_s` makes room.
         `deltas`: whether they are made whatever is quicker. `lender`: lends chunks to those who ask for loans.
+        `run_epoch`: the start of the run; engines of another one refuse what is published here.
 
         Raises InvalidData for a bad key file, OSError when `bind` is taken."""
         keys = read_keys(TrainerKeys, key_file)
@@ -70,10 +71,9 @@ class WeightPublisher:
         self._images = Images()
         self._kept: dict[int, VersionForm] = {}
         self._in_use: list[Image] = []
-        self._asked, self._counting = Counter[int](), threading.Lock()
-        """Manifests since the newest version was published."""
+        self._taken, self._counting = Taken(), threading.Lock()
         self._hashing = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="weight-hash")
-        self.forms = FormMaker(self._hashing.map, chunk_bytes, deltas)
+        self.forms = FormMaker(self._hashing.map, chunk_bytes, deltas, run_epoch)
         lasting = LastingKeys.of(keys.secret_key, keys.public_key, keys.agent_public_key)
         self.server = WeightServer(
             bind,
@@ -125,8 +125,11 @@ class WeightPublisher:
             if weights.weights_hash(form.manifest.tensors, file_entries(form.files)) != content:
                 raise ProtocolError(f"weight version {version} was published before with other content")
             return self._ref(form, content)
-        asked, self._asked = self._asked, Counter()
-        form = self.forms.make(version, snapshot, self._kept, asked, self.server.bandwidth or USUAL_BANDWIDTH)
+        taken, self._taken = self._taken, Taken()
+        if not self.server.is_sending and self._lender is None:  # of what is lent nobody knows whether it has come
+            self.forms.note_copies(self._kept, taken)
+        bandwidth = self.server.bandwidth or USUAL_BANDWIDTH
+        form = self.forms.make(version, snapshot, self._kept, taken.manifests, bandwidth)
         self._hold(form)
         seconds = round(time.monotonic() - begun, 3)
         size = form.manifest.total_bytes
@@ -184,14 +187,15 @@ class WeightPublisher:
             return None
         if isinstance(request, GetManifest):
             with self._counting:
-                self._asked[request.version] += 1
+                self._taken.manifests[request.version] += 1
             return Content(memoryview(kept.body), nullcontext)
-        if kept.manifest.base is not None:
-            delta = kept.chunks.get(request.hash)
-            return Content(delta, nullcontext) if delta is not None else None
         reading, data = kept.image.reading(), kept.chunks.get(request.hash)
         # In this order: an image that was given back before is not read.
-        return Content(data, reading) if data is not None and self._kept.get(request.version) is kept else None
+        if data is None or self._kept.get(request.version) is not kept:
+            return None
+        with self._counting:
+            self._taken.bytes[request.version] += len(data)
+        return Content(data, reading if kept.manifest.base is None else nullcontext)
 
 
 def _of_config(files: dict[str, bytes], name: str) -> int:

@@ -123,6 +123,11 @@ class WeightServer:
         seconds = max(each.seconds for each in measured)
         return sum(each.bytes for each in measured) / seconds if seconds else 0.0
 
+    @property
+    def is_sending(self) -> bool:
+        """Something was sent a moment ago, or has not left this machine yet."""
+        return any(thread.throughput.is_under_way for thread in self._threads)
+
     def forget_half(self) -> None:
         """Of what the bandwidth was so far; called by any thread."""
         for thread in self._threads:

@@ -7,6 +7,9 @@ way; one agent has UPLOADS_EACH at most.
 
 A connection takes its place with its first request, which shows its key. Until then it has one of HANDSHAKES others, of
 which the oldest makes way at once: a member's handshake takes milliseconds, a stranger's as long as he likes.
+
+A connection that this agent has opened and offered (`offers`) is answered on as any other, with the same bounds. One
+whose first request is such an offer is handed over to who asks.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
 from polyrl.errors import ProtocolError
-from polyrl.wire import FromPeer, decode_from_peer
-from polyrl.wire.sealing import PeerKeys, PeerReception
+from polyrl.wire import FromPeer, Offer, decode_from_peer
+from polyrl.wire.sealing import Handshake, Opener, PeerKeys, PeerReception, Sealer
 from polyrl.wire.serving import Content, ServedConnection, new_room
 
 UPLOADS: Final = 12
@@ -49,6 +52,8 @@ WAITING_DIALS: Final = 128
 """Beyond them the kernel drops dials, which are repeated a second later."""
 STOP_S: Final = 5.0
 
+AnswerKeys: TypeAlias = tuple[Sealer, Opener]
+
 log = structlog.get_logger(__name__)
 
 
@@ -56,8 +61,10 @@ log = structlog.get_logger(__name__)
 class _Upload:
     socket: socket.socket
     served: ServedConnection[FromPeer]
-    reception: PeerReception
+    handshake: Handshake
     asked_at: float
+    is_own: bool = False
+    """Opened from here, and offered."""
 
     def close(self) -> None:
         """Wakes its thread, which ends it."""
@@ -70,18 +77,21 @@ class PeerServer:
 
     def __init__(
         self,
-        port: int,
+        port: int | None,
         host: str,
         keys: PeerKeys,
         admits: Callable[[bytes], bool],
         find: Callable[[FromPeer], Content | None],
+        take_offer: Callable[[bytes, socket.socket, AnswerKeys], None] = lambda _, offered, __: offered.close(),
     ) -> None:
-        """Port 0: the system chooses. `find` is called by several threads. Raises OSError when the port is taken."""
-        self._keys, self._admits, self._find = keys, admits, find
-        both = not host and socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=WAITING_DIALS, dualstack_ipv6=both)
-        self.port: int = self._listener.getsockname()[1]
+        """Port 0: the system chooses; None: it does not listen. `find` is called by several threads, and so is
+        `take_offer`, with an agent's public key and a connection on which it may be asked. Raises OSError when the port
+        is taken."""
+        self._keys, self._admits, self._find, self._take_offer = keys, admits, find, take_offer
+        self._listener = None if port is None else _listen(host, port)
+        self.port: int = self._listener.getsockname()[1] if self._listener is not None else 0
+        self.was_dialled = False
+        """By a member: it can be."""
         self._dialled: list[_Upload] = []
         """They have shown no key yet; the oldest first."""
         self._uploads = set[_Upload]()
@@ -92,27 +102,49 @@ class PeerServer:
         self.sent = 0
         """Bytes, of all connections."""
         self._accepting = threading.Thread(target=self._accept, name="peer-server", daemon=True)
-        self._accepting.start()
+        if self._listener is not None:
+            self._accepting.start()
 
     def end(self, keys: Collection[bytes]) -> None:
         """Ends the connections of agents that are let in no more."""
         with self._lock:
-            for upload in self._uploads:
-                if upload.reception.peer in keys:
+            for upload in (*self._dialled, *self._uploads):
+                if upload.handshake.peer in keys:
                     upload.close()
 
     def close(self) -> None:
         """Idempotent."""
         self._ending.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
         with self._lock:
             for upload in (*self._dialled, *self._uploads):
                 upload.close()
-        self._accepting.join(STOP_S)
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._accepting.join(STOP_S)
+
+    def answer(self, offered: socket.socket, keys: AnswerKeys, handshake: Handshake) -> bool:
+        """Until a connection ends that was opened from here and offered; whether anything was asked on it."""
+        served = ServedConnection(handshake, self._find, decode_from_peer, keys)
+        upload = _Upload(offered, served, handshake=handshake, asked_at=time.monotonic(), is_own=True)
+        if self._begin(upload):
+            self._run(upload)
+        return served.requests > 0
+
+    def _begin(self, upload: _Upload) -> bool:
+        """False where all is over."""
+        with self._lock:
+            if self._ending.is_set():
+                upload.socket.close()
+                return False
+            self._dialled.append(upload)
+            if len(self._dialled) > HANDSHAKES:
+                self._dialled.pop(0).close()
+            return True
 
     def _accept(self) -> None:
+        assert self._listener is not None
         while not self._ending.is_set():
             try:
                 connected, _ = self._listener.accept()
@@ -122,14 +154,9 @@ class PeerServer:
                 continue
             reception = PeerReception(self._keys, self._admits)
             served = ServedConnection(reception, self._find, decode_from_peer)
-            upload = _Upload(connected, served, reception=reception, asked_at=time.monotonic())
-            with self._lock:
-                if self._ending.is_set():
-                    connected.close()
-                    return
-                self._dialled.append(upload)
-                if len(self._dialled) > HANDSHAKES:
-                    self._dialled.pop(0).close()
+            upload = _Upload(connected, served, handshake=reception, asked_at=time.monotonic())
+            if not self._begin(upload):
+                return
             try:
                 threading.Thread(target=self._run, args=(upload,), name="peer-upload", daemon=True).start()
             except RuntimeError:  # no thread is left; those who are served will give theirs back
@@ -138,9 +165,9 @@ class PeerServer:
     def _admit(self, upload: _Upload) -> None:
         """It has shown its key. Raises ConnectionAbortedError where there is no place for it."""
         with self._lock:
-            if upload not in self._dialled:
+            if upload not in self._dialled or not self._admits(upload.handshake.peer):
                 raise ConnectionAbortedError
-            own = [one for one in self._uploads if one.reception.peer == upload.reception.peer]
+            own = [one for one in self._uploads if one.handshake.peer == upload.handshake.peer]
             if len(own) >= UPLOADS_EACH:
                 self._end(min(own, key=lambda one: one.asked_at))
             if len(self._uploads) >= UPLOADS and not self._make_way():
@@ -194,6 +221,11 @@ class PeerServer:
                 return
             served.receive(data)
             if served.requests and not asked:
+                self.was_dialled |= not upload.is_own
+                if (keys := served.hand_over(Offer)) is not None and not upload.is_own:
+                    # Of its own: this one's descriptor is closed in a moment.
+                    self._take_offer(upload.handshake.peer, upload.socket.dup(), keys)
+                    return
                 self._admit(upload)
                 room = new_room()
             if served.requests > asked:
@@ -212,3 +244,9 @@ class PeerServer:
         upload.socket.settimeout(STALL_S)
         upload.socket.sendall(piece)
         upload.asked_at = time.monotonic()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=WAITING_DIALS, dualstack_ipv6=both)

@@ -30,6 +30,58 @@ def test_each_dials_in_an_order_of_its_own_and_nobody_twice_at_once() -> None:
     assert orders[0] != orders[1]
 
 
+def test_one_that_cannot_be_dialled_is_asked_on_what_it_offers_once() -> None:
+    neighbours = of("a")
+    neighbours.add("hidden", hidden=True)
+    assert neighbours.choose(0.0, ("a",)) is None
+    assert neighbours.offered("hidden")
+    assert neighbours.choose(0.0, ("a",)) == "hidden"
+    assert neighbours.take_offer("hidden")
+    assert neighbours.choose(0.0, ("a",)) is None
+    assert not neighbours.take_offer("hidden")
+    assert not neighbours.take_offer("a")
+    assert not neighbours.offered("a stranger")
+
+
+def test_by_an_offer_dials_in_vain_are_forgiven_and_nothing_else() -> None:
+    neighbours = of("slow")
+    neighbours.failed("slow", 0.0)
+    assert neighbours.offered("slow")
+    assert neighbours.choose(0.0, ()) == "slow"
+    neighbours.take_offer("slow")
+    neighbours.reached("slow")
+    neighbours.failed("slow", 1.0)
+    assert neighbours.offered("slow")
+    assert neighbours.choose(1.0, ()) is None
+    assert neighbours.choose(1.0 + FIRST_PAUSE_S, ()) == "slow"
+    neighbours.lied("slow")
+    assert not neighbours.offered("slow")
+
+
+def test_hidden_ones_fetch_the_same_where_somebody_lies_between() -> None:
+    neighbours = of("a")
+    for name in ("h1", "h2"):
+        neighbours.add(name, hidden=True)
+    assert neighbours.expected() == {"a", "h1", "h2"}
+    neighbours.failed("a", 0.0)
+    assert neighbours.expected() == set()
+    neighbours.offered("h1")
+    neighbours.reached("h1")
+    assert neighbours.expected() == {"h1", "h2"}
+
+
+def test_one_that_is_hidden_takes_whom_it_dialled_in_vain_for_another_such() -> None:
+    neighbours = of("a", "vain", "broke")
+    neighbours.failed("vain", 0.0)
+    neighbours.reached("broke")
+    neighbours.failed("broke", 0.0)
+    assert neighbours.expected() == {"a"}
+    neighbours.is_hidden = True
+    assert neighbours.expected() == {"a", "vain"}
+    neighbours.failed("a", 0.0)
+    assert neighbours.expected() == set()
+
+
 def test_those_on_its_own_machine_come_first() -> None:
     neighbours = of("a", "b", "c")
     neighbours.add("near", near=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import copy
 from itertools import chain, pairwise, permutations
 
 import pytest
@@ -18,7 +19,7 @@ from zmq.utils import z85
 from polyrl.errors import InvalidData, ProtocolError
 from polyrl.keys import key_bytes
 from polyrl.weights import CHUNK_BYTES, MAX_CHUNK_BYTES
-from polyrl.wire import FromPuller, GetChunk, GetManifest, decode_from_puller, encode
+from polyrl.wire import FromPuller, GetChunk, GetManifest, Offer, decode_from_peer, decode_from_puller, encode
 from polyrl.wire.sealing import (
     FRAME_BYTES,
     GREETING,
@@ -148,6 +149,46 @@ def test_what_one_connection_said_is_worth_nothing_to_another_or_a_second_time()
     first.server.receive(frames)
     with pytest.raises(ProtocolError, match="not sealed by who"):
         first.server.receive(frames)
+
+
+def offering() -> Receiver:
+    return Receiver(server=ServedConnection(Handshake(lasting("trainer", "agent")), find, decode_from_peer))
+
+
+def test_after_an_offer_the_side_that_was_dialled_asks() -> None:
+    dialling = offering()
+    dialling.server.receive(dialling.frames(Offer()))
+    keys = dialling.server.hand_over(Offer)
+    assert keys is not None
+    answers = ServedConnection(Handshake(lasting("agent", "trainer")), find, decode_from_peer, dialling_keys(dialling))
+    assert answers.is_waiting
+    assert answers.is_authentic
+    asking = copy(dialling)
+    asking.server, (asking.sealer, asking.opener) = answers, keys
+    for request in REQUESTS:
+        answers.receive(asking.frames(request))
+        held = find(request)
+        assert asking.answer(request) == (bytes(held.data) if held else b"")
+
+
+def dialling_keys(dialling: Receiver) -> tuple[Sealer, Opener]:
+    return dialling.sealer, dialling.opener
+
+
+def test_who_offers_may_not_speak_on() -> None:
+    dialling = offering()
+    dialling.server.receive(dialling.frames(Offer()) + b"x")
+    with pytest.raises(ProtocolError, match="speaks first"):
+        dialling.server.hand_over(Offer)
+
+
+def test_one_that_asks_hands_nothing_over() -> None:
+    dialling = offering()
+    dialling.server.receive(dialling.frames(GetManifest(3)))
+    assert dialling.server.hand_over(Offer) is None
+    dialling.answer(GetManifest(3))
+    dialling.server.receive(dialling.frames(Offer()))
+    assert dialling.server.hand_over(Offer) is None
 
 
 def test_an_answer_to_another_request_is_none() -> None:
