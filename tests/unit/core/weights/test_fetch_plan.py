@@ -20,6 +20,7 @@ from polyrl.weights.fetch_plan import (
     STALL_S,
     FetchPlan,
     Flags,
+    Source,
 )
 from polyrl.weights.manifest import ChunkEntry, digest
 
@@ -44,7 +45,7 @@ def has(plan: FetchPlan, peer: str, *held: int, coming: tuple[int, ...] = (), no
     plan.note(peer, flags(*held), flags(*coming), now, fetches=True)
 
 
-def asked_of(plan: FetchPlan, source: str, now: float = 0.0) -> list[int]:
+def asked_of(plan: FetchPlan, source: Source, now: float = 0.0) -> list[int]:
     """All that it is asked for now."""
     return list(iter(lambda: plan.next(source, now), None))
 
@@ -175,7 +176,7 @@ def test_what_a_source_that_is_left_was_asked_for_is_to_be_had_again() -> None:
 def test_what_a_connection_of_the_publisher_did_not_bring_is_to_be_had_again() -> None:
     plan = FetchPlan(CHUNKS)
     assert asked_of(plan, PUBLISHER)[:2] == [0, 1]
-    plan.give_back([0])
+    plan.give_back(PUBLISHER, [0])
     assert plan.next(PUBLISHER, 1.0) == 0
 
 
@@ -186,7 +187,7 @@ def test_what_an_agent_lacks_is_asked_of_others() -> None:
     assert 0 not in asked_of(plan, PUBLISHER)
     plan.lacks("liar", 0)
     assert asked_of(plan, "liar") == []
-    plan.give_back([1])
+    plan.give_back(PUBLISHER, [1])
     assert asked_of(plan, PUBLISHER) == [0]
 
 
