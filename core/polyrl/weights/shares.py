@@ -46,14 +46,19 @@ def share_stream(tensors: Sequence[TensorEntry], machines: int) -> list[StreamSh
     return [StreamShare(begin, end, held=min(total, _up(end, HELD_TO))) for begin, end in pairwise(ends)]
 
 
+def machine_of(offset: int, shares: Sequence[StreamShare]) -> int:
+    """In whose share what lies there begins."""
+    return bisect_right(shares, offset, key=lambda share: share.begin) - 1
+
+
 def chunk_machines(manifest: VersionManifest, machines: int) -> list[int]:
     """Whose each of its chunks is."""
     number = len(manifest.chunks)
     if manifest.base is not None:
         return [place * machines // number for place in range(number)]
-    begins = [share.begin for share in share_stream(manifest.tensors, machines)]
+    shares = share_stream(manifest.tensors, machines)
     offsets = accumulate((chunk.size for chunk in manifest.chunks[:-1]), initial=0)
-    return [bisect_right(begins, offset) - 1 for offset in offsets][:number]
+    return [machine_of(offset, shares) for offset in offsets][:number]
 
 
 def _up(offset: int, size: int) -> int:
