@@ -56,6 +56,10 @@ class SingleProcess(Learners):
     def reference(self, model: ModelConfig, engine: EngineConfig) -> ReferencePolicy:
         return ReferencePolicy(model, engine)
 
+    @property
+    def machines(self) -> None:
+        """There are no others."""
+
     async def gather(self) -> None:
         """Nobody else is awaited."""
 
