@@ -5,8 +5,9 @@ publisher     is asked for what nobody has. Receivers that fetch together share 
               ranks all of them for a chunk by the same hash, and asks for those at which it is first. What others
               should bring and do not, since no neighbour got anything new for STALL_S, it asks for where it is second,
               then third. So the publisher sends each chunk about once, and a few more for each receiver that dies
-machines      of a publisher with several each is asked for the chunks of its share (`weights.shares`). One that nothing is
-              connected to for REACH_S is left out: the first one, which has the manifest too, gives its chunks as well
+machines      of a publisher with several each is asked for the chunks of its share (`weights.shares`). Where there is no
+              connection to one for REACH_S, or those that there are end before a chunk comes, the first one is asked
+              for its chunks as well
 again         no chunk is asked for twice at once. A source that is slow, dies or lies is given up (`leave`), and what
               it was asked for is to be had again
 
@@ -71,6 +72,17 @@ class _Source:
     """It lacks something of the version itself."""
 
 
+@dataclass(eq=False)
+class _Machine:
+    """One of the publisher's, but the first."""
+
+    away_since: float
+    """Inf once a chunk has come from it, until a connection ends."""
+    connections: int = 0
+    is_broken: bool = False
+    """A connection has ended since a chunk came."""
+
+
 class FetchPlan:
     """Of the chunks of one version that are not here; a chunk goes by its place in `chunks`."""
 
@@ -90,9 +102,8 @@ class FetchPlan:
         self._order = np.argsort(np.argsort(self._mine))
         self._expected = set[str]()
         self._machine = np.array(machines or [PUBLISHER] * len(self.chunks), np.int32)
-        others = set(machines) - {PUBLISHER}
-        self._connections, self._away_since = dict.fromkeys(others, 0), dict.fromkeys(others, now)
-        self._sources: dict[Source, _Source] = {machine: self._new_source() for machine in {PUBLISHER, *others}}
+        self._others = {machine: _Machine(now) for machine in {*machines} - {PUBLISHER}}
+        self._sources: dict[Source, _Source] = {machine: self._new_source() for machine in (PUBLISHER, *self._others)}
         self._news_at = now
         self._took = deque[float](maxlen=REMEMBERED)
         self._left = len(self.chunks)
@@ -120,12 +131,12 @@ class FetchPlan:
 
     def reach(self, machine: int) -> None:
         """A connection to one of the publisher's machines but the first has been made."""
-        self._connections[machine] += 1
+        self._others[machine].connections += 1
 
     def lose(self, machine: int, now: float) -> None:
         """Such a connection has ended."""
-        self._connections[machine] -= 1
-        self._away_since[machine] = now
+        known = self._others[machine]
+        known.connections, known.is_broken, known.away_since = known.connections - 1, True, min(known.away_since, now)
 
     def refuse(self, machine: int) -> None:
         """That machine does not keep the version: the first one is asked."""
@@ -171,6 +182,8 @@ class FetchPlan:
         asked_at = known.asked.pop(chunk)
         self._took.append(now - max(asked_at, known.arrived_at))
         known.arrived_at = now
+        if source in self._others:
+            self._others[source].is_broken, self._others[source].away_since = False, inf
         self._state[chunk] = _HERE
         self._left -= 1
 
@@ -190,8 +203,8 @@ class FetchPlan:
         """What that one of the publisher's machines is asked for."""
         own: Flags = self._machine == machine
         if machine == PUBLISHER:
-            for other, connections in self._connections.items():
-                if not connections and now - self._away_since[other] > REACH_S:
+            for other, known in self._others.items():
+                if (known.is_broken or not known.connections) and now - known.away_since > REACH_S:
                     own |= self._machine == other
         return own
 
