@@ -182,8 +182,8 @@ class FetchPlan:
         asked_at = known.asked.pop(chunk)
         self._took.append(now - max(asked_at, known.arrived_at))
         known.arrived_at = now
-        if source in self._others:
-            self._others[source].is_broken, self._others[source].away_since = False, inf
+        if isinstance(source, int) and (machine := self._others.get(source)) is not None:
+            machine.is_broken, machine.away_since = False, inf
         self._state[chunk] = _HERE
         self._left -= 1
 

@@ -11,7 +11,7 @@ import torch
 from msgspec import structs
 
 from polyrl.errors import GroupLost
-from polyrl.weights import TensorEntry, WeightsRef
+from polyrl.weights import WeightsRef
 from polyrl.weights.deltas import PART_BYTES
 from polyrl.weights.shares import chunk_machines
 from polyrl.wire import FromPuller
@@ -19,10 +19,8 @@ from polyrl.wire.serving import Content
 from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staging
 from polyrl_rollout.weights.transfer import PullFailed
-from polyrl_trainer.backend import OtherMachines, RoomOf
-from polyrl_trainer.backends.fsdp.images.mapped import MappedImages
-from polyrl_trainer.backends.weight_stream import stream_places, write_stream
-from polyrl_trainer.testing.memory_publisher import MemoryRooms
+from polyrl_trainer.backend import OtherMachines
+from polyrl_trainer.testing.memory_publisher import spread
 from polyrl_trainer.weights.forms import WeightsCopy
 from polyrl_trainer.weights.publisher import WeightPublisher
 from polyrl_trainer.weights.share import ShareServer
@@ -114,15 +112,6 @@ class World:
         for chunk, machine in zip(manifest.chunks, chunk_machines(manifest, len(self.sent)), strict=True):
             shares[machine] += chunk.size
         return shares
-
-
-def spread(tensors: Tensors, room: RoomOf) -> list[TensorEntry]:
-    """As ranks of all machines write it."""
-    places, whole, mapped = stream_places(tensors), MemoryRooms(), MappedImages()
-    write_stream(tensors, whole)
-    for one in room(places).places:
-        mapped.find(one)[:] = whole.data[one.begin : one.end]
-    return places
 
 
 @pytest.fixture(params=[2, 3, 5])

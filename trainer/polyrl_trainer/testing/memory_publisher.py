@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
 
 from polyrl.weights import TensorEntry, WeightsRef
-from polyrl_trainer.backend import RoomPlace, WeightsRoom
-from polyrl_trainer.backends.weight_stream import stream_bytes, tensor_at
+from polyrl_trainer.backend import RoomOf, RoomPlace, WeightsRoom
+from polyrl_trainer.backends.fsdp.images.mapped import MappedImages
+from polyrl_trainer.backends.weight_stream import stream_bytes, tensor_at, write_stream
 from polyrl_trainer.weights.images import Image
 from polyrl_trainer.weights.publisher import Export
 
@@ -34,6 +35,15 @@ class MemoryRooms:
         self.data = self._image.data
         place = RoomPlace(self._image.path, self._image.name, begin=0, end=len(self.data))
         return WeightsRoom(self.data, (place,))
+
+
+def spread(tensors: Mapping[str, torch.Tensor], room: RoomOf) -> list[TensorEntry]:
+    """An export as ranks of several machines make it, all of which are this one."""
+    whole, mapped = MemoryRooms(), MappedImages()
+    places = write_stream(tensors, whole)
+    for one in room(places).places:
+        mapped.find(one)[:] = whole.data[one.begin : one.end]
+    return places
 
 
 class MemoryPublisher:
