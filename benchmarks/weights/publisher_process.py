@@ -1,4 +1,4 @@
-"""A publisher for `run`, `joiners` and `machines`: publishes what it is asked for, line by line, and says what it cost."""
+"""A publisher for `run`, `joiners` and `machines`: publishes what it is asked for, by lines, and says what it cost."""
 
 from __future__ import annotations
 

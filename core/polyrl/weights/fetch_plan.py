@@ -5,13 +5,14 @@ publisher     is asked for what nobody has. Receivers that fetch together share 
               ranks all of them for a chunk by the same hash, and asks for those at which it is first. What others
               should bring and do not, since no neighbour got anything new for STALL_S, it asks for where it is second,
               then third. So the publisher sends each chunk about once, and a few more for each receiver that dies
-machines      of a publisher with several each is asked for the chunks of its share (`weights.shares`). Where there is no
-              connection to one for REACH_S, or those that there are end before a chunk comes, the first one is asked
-              for its chunks as well
+machines      of a publisher with several each is asked for the chunks of its share (`weights.shares`). Where there is
+              no connection to one for REACH_S, or those that there are end before a chunk comes, the first one is
+              asked for its chunks as well
 again         no chunk is asked for twice at once. A source that is slow, dies or lies is given up (`leave`), and what
               it was asked for is to be had again
 
-A source is an agent's name, or the number of one of the publisher's machines, PUBLISHER the first. Without peers chunks are asked for in the order of the stream.
+A source is an agent's name, or the number of one of the publisher's machines, PUBLISHER the first. Without peers chunks
+are asked for in the order of the stream.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PUBLISHER: Final = 0
 PUBLISHER_AHEAD: Final = 8
 """Chunks under way from one of its machines to one receiver: what a link of 10 Gbit/s holds over 25 ms."""
 REACH_S: Final = 1.0
-"""To connect to a machine, once and again; a pull beside which none but the first can be reached takes so much longer."""
+"""To connect to a machine, once and again; so much longer takes a pull that reaches none but the first."""
 SHARED_AHEAD: Final = 2
 """The same while others fetch too: the fewer arrive at a time, the sooner the first can be given on."""
 PEER_AHEAD: Final = 2
@@ -170,7 +171,9 @@ class FetchPlan:
     def next(self, source: Source, now: float) -> int | None:
         """The chunk to ask this source for, which counts as asked for from now on; None: none at the moment."""
         known = self._sources[source]
-        chunk = self._of_peer(known) if isinstance(source, str) else self._of_publisher(known, self._of(source, now), now)
+        chunk = (
+            self._of_peer(known) if isinstance(source, str) else self._of_publisher(known, self._of(source, now), now)
+        )
         if chunk is not None:
             self._state[chunk] = _ASKED
             known.asked[chunk] = now

@@ -179,8 +179,8 @@ class Transfer:
         until: Download | None = None,
         endpoint: str = "",
     ) -> None:
-        """Does `work` on one connection after the other, to the first machine without an `endpoint`, until it ends well, or what is done `instead` after a failure
-        does, or all of the download `until` came from elsewhere."""
+        """Does `work` on one connection after the other, to the first machine without an `endpoint`, until it ends
+        well, or what is done `instead` after a failure does, or all of the download `until` came from elsewhere."""
         while not (until and until.is_done):
             try:
                 with self._dial(endpoint or self._weights.endpoint, check) as stream:
@@ -202,9 +202,7 @@ class Transfer:
                     self._changed.wait_for(lambda: self._stopped, RECONNECT_S)
                 self._check()
 
-    def _fetch(
-        self, stream: WeightStream, download: Download, machine: int, waiting: deque[tuple[int, bytes]]
-    ) -> None:
+    def _fetch(self, stream: WeightStream, download: Download, machine: int, waiting: deque[tuple[int, bytes]]) -> None:
         """Until all has come, or that machine turns out not to keep the version, which ends it on the first alone."""
         try:
             while not download.is_done:

@@ -16,7 +16,7 @@ from polyrl.weights.deltas import PART_BYTES
 from polyrl.weights.shares import chunk_machines
 from polyrl.wire import FromPuller
 from polyrl.wire.serving import Content
-from polyrl_rollout.weights.puller import Pulled, Puller
+from polyrl_rollout.weights.puller import Puller
 from polyrl_rollout.weights.staging import Staging
 from polyrl_rollout.weights.transfer import PullFailed
 from polyrl_trainer.backend import OtherMachines
@@ -115,9 +115,7 @@ class World:
 
 
 @pytest.fixture(params=[2, 3, 5])
-def world(
-    request: pytest.FixtureRequest, keys: Keys, publishers: Callable[..., WeightPublisher]
-) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, keys: Keys, publishers: Callable[..., WeightPublisher]) -> Iterator[World]:
     servers = [ShareServer(keys.trainer_file, "tcp://127.0.0.1:*") for _ in range(request.param - 1)]
     others = Beside(servers)
     made, alone = publishers(deltas=True, others=others), publishers(deltas=True)

@@ -1,7 +1,7 @@
 """What travels of a version: the chunks of its tensors, or of a delta on the version before.
 
-`polyrl.weights.planning` decides, by what is measured here. Each machine of the learner hashes or encodes its share; what
-is gathered are hashes, and a delta.
+`polyrl.weights.planning` decides, by what is measured here. Each machine of the learner hashes or encodes its share;
+what is gathered are hashes, and a delta.
 
 The version before is needed whole for the next delta, so its image stays until then; an anchor's is served from.
 """
@@ -21,7 +21,7 @@ from polyrl.weights.shares import chunk_machines
 from polyrl_trainer.backends.weight_stream import stream_bytes
 from polyrl_trainer.weights.machines import Machines
 from polyrl_trainer.weights.share import SAMPLE_BYTES
-from polyrl_trainer.weights.share_commands import CutCopy, EncodeChange, SampleChange
+from polyrl_trainer.weights.share_commands import EncodeChange, HashChunks, SampleChange
 
 SAMPLES: Final = 16
 """Parts of a version, evenly, by which its density is known before all is encoded."""
@@ -105,7 +105,7 @@ class FormMaker:
 
     def _anchor(self, version: int, copied: WeightsCopy, plan: VersionPlan, facts: VersionFacts) -> VersionForm:
         begun = time.monotonic()
-        cut = self._machines.all(CutCopy(copied.number, self._chunk_bytes))
+        cut = self._machines.all(HashChunks(copied.number, self._chunk_bytes))
         manifest = VersionManifest(
             version,
             None,
@@ -159,7 +159,7 @@ class FormMaker:
 
     def _sample(self, base: WeightsCopy, copied: WeightsCopy, size: int) -> _Sampled:
         every, begun = max(1, size // SAMPLE_BYTES // SAMPLES) * SAMPLE_BYTES, time.monotonic()
-        found = self._machines.all(SampleChange(copied.number, base.number, every))
+        found = self._machines.all(SampleChange(copied.number, base.number, every=every))
         sizes = sum(one.of for one in found)
         return _Sampled(
             sum(one.bytes for one in found),

@@ -16,11 +16,10 @@ from polyrl.errors import PolyRLError
 from polyrl.wire.serving import Content
 from polyrl_trainer.backend import OtherMachines
 from polyrl_trainer.weights.share import WeightShare
-from polyrl_trainer.weights.share_commands import GiveChunk, Given, ShareCommand, answer_of
+from polyrl_trainer.weights.share_commands import GiveChunk, Given, ShareCommand, decode_answer
 
-ANSWER_S: Final = 600.0
-"""For a machine to hash or encode its share, which takes seconds. One that is gone or frozen is noticed long before, and
-ends the group."""
+SHARE_ANSWER_S: Final = 600.0
+"""For a machine to hash or encode its share, which takes seconds. One that is gone or frozen ends the group before."""
 RELAY_S: Final = 5.0
 """For a chunk that another machine has: as long as a receiver waits for one."""
 RELAYED_CHUNKS: Final = 32
@@ -55,9 +54,9 @@ class Machines:
         return self.each([command] * self.number)
 
     def each(self, commands: Sequence[ShareCommand]) -> list[Any]:
-        """Every machine's answer to what it is told. Raises RunFailed when one cannot, and what its loss is to the run
+        """Every machine's answer to its own command. Raises RunFailed when one cannot, and what its loss is to the run
         when it does not answer."""
-        asked = [self._threads.submit(self._ask, place, one, ANSWER_S) for place, one in enumerate(commands[1:])]
+        asked = [self._threads.submit(self._ask, place, one, SHARE_ANSWER_S) for place, one in enumerate(commands[1:])]
         answers = [self.own.do(commands[0])]
         try:
             return answers + [one.result() for one in asked]
@@ -92,4 +91,4 @@ class Machines:
 
     def _ask(self, place: int, command: ShareCommand, within_s: float) -> Any:
         assert self._others is not None, "there are no others"
-        return answer_of(command, self._others.ask(place, msgspec.msgpack.encode(command), within_s))
+        return decode_answer(command, self._others.ask(place, msgspec.msgpack.encode(command), within_s))

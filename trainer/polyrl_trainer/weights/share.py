@@ -30,14 +30,14 @@ from polyrl_trainer.weights.lender import Lender, lent
 from polyrl_trainer.weights.server import WeightServer, dialled_endpoint
 from polyrl_trainer.weights.share_commands import (
     CheckCopy,
-    Checked,
-    Cut,
-    CutCopy,
+    CheckedShare,
     Done,
     EncodeChange,
     Encoded,
     GiveChunk,
     Given,
+    HashChunks,
+    HashedChunks,
     KeepDelta,
     KeepVersions,
     PrepareCopy,
@@ -84,8 +84,8 @@ class WeightShare:
                 return self._check(self._copies[command.copy])
             case SampleChange():
                 return self._sample(self._copies[command.copy], self._copies[command.base], command.every)
-            case CutCopy():
-                return self._cut(self._copies[command.copy], command.chunk_bytes)
+            case HashChunks():
+                return self._hash(self._copies[command.copy], command.chunk_bytes)
             case EncodeChange():
                 return self._encode(self._copies[command.copy], self._copies[command.base])
             case KeepDelta():
@@ -129,11 +129,11 @@ class WeightShare:
             self._copies[command.copy] = _CopyShare(image, command.share, tensors=command.tensors)
         return RoomAnswer(image.path, image.name)
 
-    def _check(self, copy: _CopyShare) -> Checked:
+    def _check(self, copy: _CopyShare) -> CheckedShare:
         parts = (copy.bytes_at(one.offset, one.offset + one.size) for one in copy.tensors)
         share = copy.share
         sample = weights.receipt_sample(copy.bytes_at(share.begin, share.end), share.begin)
-        return Checked(list(self.each(weights.tensor_checksum, parts)), sample)
+        return CheckedShare(list(self.each(weights.tensor_checksum, parts)), sample)
 
     def _sample(self, copy: _CopyShare, base: _CopyShare, every: int) -> Sampled:
         first = -(-copy.share.begin // every) * every
@@ -143,12 +143,12 @@ class WeightShare:
         changed = sum(num_changed(part, size) for part, size in zip(parts, sizes, strict=True))
         return Sampled(sum(map(len, parts)), sum(sizes), changed=changed)
 
-    def _cut(self, copy: _CopyShare, chunk_bytes: int) -> Cut:
+    def _hash(self, copy: _CopyShare, chunk_bytes: int) -> HashedChunks:
         data = copy.bytes_at(*copy.share.pieces(chunk_bytes))
         chunks = weights.cut_chunks(data, chunk_bytes, self.each)
         pieces = weights.pieces(data, chunk_bytes)
         copy.chunks = {chunk.hash: piece for chunk, piece in zip(chunks, pieces, strict=True)}
-        return Cut(list(chunks))
+        return HashedChunks(list(chunks))
 
     def _encode(self, copy: _CopyShare, base: _CopyShare) -> Encoded:
         old, new = (each.bytes_at(*copy.share.pieces(PART_BYTES)) for each in (base, copy))
@@ -189,7 +189,7 @@ class ShareServer:
         self.endpoint = dialled_endpoint(self.server, advertise)
 
     def answer(self, request: bytes) -> bytes:
-        """What the publisher is told; see `share_commands`."""
+        """What the publisher is answered; see `share_commands`."""
         return msgspec.msgpack.encode(self._share.do(command_of(request)))
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class PrepareCopy(msgspec.Struct, frozen=True, tag="prepare"):
     """Of the share, without checksums."""
 
 
-class Checked(msgspec.Struct, frozen=True):
+class CheckedShare(msgspec.Struct, frozen=True):
     checksums: list[bytes]
     """Of the share's tensors."""
     sample: bytes
@@ -39,7 +39,7 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class CheckCopy(msgspec.Struct, frozen=True, tag="check"):
-    answer: ClassVar[type] = Checked
+    answer: ClassVar[type] = CheckedShare
 
     copy: int
 
@@ -62,15 +62,15 @@ class SampleChange(msgspec.Struct, frozen=True, tag="sample"):
     """Bytes of the stream from one part that is looked at to the next."""
 
 
-class Cut(msgspec.Struct, frozen=True):
+class HashedChunks(msgspec.Struct, frozen=True):
     chunks: list[ChunkEntry]
     """That begin in the share."""
 
 
-class CutCopy(msgspec.Struct, frozen=True, tag="cut"):
+class HashChunks(msgspec.Struct, frozen=True, tag="cut"):
     """From now on its chunks can be given."""
 
-    answer: ClassVar[type] = Cut
+    answer: ClassVar[type] = HashedChunks
 
     copy: int
     chunk_bytes: int
@@ -128,9 +128,7 @@ class GiveChunk(msgspec.Struct, frozen=True, tag="give"):
     hash: bytes
 
 
-ShareCommand = (
-    PrepareCopy | CheckCopy | SampleChange | CutCopy | EncodeChange | KeepDelta | KeepVersions | GiveChunk
-)
+ShareCommand = PrepareCopy | CheckCopy | SampleChange | HashChunks | EncodeChange | KeepDelta | KeepVersions | GiveChunk
 _decoder: msgspec.msgpack.Decoder[ShareCommand] = msgspec.msgpack.Decoder(ShareCommand)
 
 
@@ -139,6 +137,6 @@ def command_of(request: bytes) -> ShareCommand:
     return _decoder.decode(request)
 
 
-def answer_of(command: ShareCommand, body: bytes) -> Any:
+def decode_answer(command: ShareCommand, body: bytes) -> Any:
     """Likewise, of the kind that answers `command`."""
     return msgspec.msgpack.decode(body, type=command.answer)

@@ -39,12 +39,13 @@ def test_pieces_of_all_shares_are_those_of_the_stream_and_each_is_held(
         begin, end = share.pieces(piece)
         assert share.begin <= begin <= end <= share.held <= min(total, share.end + HELD_TO)
         if begin < end:
-            assert begin == at and begin % piece == 0 and (end % piece == 0 or end == total)
+            assert (begin, begin % piece) == (at, 0)
+            assert end % piece == 0 or end == total
             at = end
     assert at == total
     for tensor in tensors:
         share = shares[machine_of(tensor.offset, shares)]
-        assert share.begin <= tensor.offset and tensor.offset + tensor.size <= share.end, "a checksum is of all of it"
+        assert share.begin <= tensor.offset <= tensor.offset + tensor.size <= share.end, "a checksum is of all of it"
 
 
 @given(st.lists(st.integers(0, 5 * MiB), min_size=1, max_size=40), st.integers(2, 6))
@@ -65,7 +66,9 @@ def test_receivers_know_whose_each_chunk_is(sizes: list[int], machines: int, pie
 
 
 @pytest.mark.parametrize(
-    ("number", "machines", "wanted"), [(1, 4, [0]), (4, 2, [0, 0, 1, 1]), (3, 2, [0, 0, 1]), (0, 2, []), (3, 1, [0] * 3)]
+    ("number", "machines", "wanted"),
+    [(1, 4, [0]), (4, 2, [0, 0, 1, 1]), (3, 2, [0, 0, 1]), (0, 2, []), (3, 1, [0] * 3)],
+    ids=["fewer than machines", "even", "uneven", "none", "of one machine"],
 )
 def test_chunks_of_a_delta_are_dealt_out_in_equal_runs(number: int, machines: int, wanted: list[int]) -> None:
     chunks = tuple(chunk_entry(bytes([one])) for one in range(number))

@@ -36,8 +36,8 @@ def export_rows(
     find: Callable[[RoomPlace], memoryview],
     ranks: Ranks,
 ) -> None:
-    """Every rank calls this at the same time, with a room for each machine, which has equally many of them. `find` gives
-    the image of its own. Raises on every rank when a rank cannot map or write it."""
+    """Every rank calls this at the same time, with a room for each machine, which has equally many of them. `find`
+    gives the image of its own. Raises on every rank when a rank cannot map or write it."""
     own, each = ranks.place.rank, ranks.place.ranks // len(rooms)
     here = own // each
     image = ranks.together(lambda: find(rooms[here]))

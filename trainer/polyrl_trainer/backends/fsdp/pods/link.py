@@ -32,7 +32,9 @@ class PodLink(PeerLink):
     def __init__(self, connection: socket.socket, sealer: Sealer, opener: Opener, until: float | None) -> None:
         """`until`: by when its first word must be here, on the monotonic clock."""
         self._until = until
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or a small answer waits for its question's echo
+        connection.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # or a small answer waits for its question's echo
         self._connection, self._sealer, self._opener = connection, sealer, opener
         self._saying = threading.Lock()
         self._heard = threading.Event()

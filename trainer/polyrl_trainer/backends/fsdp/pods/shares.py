@@ -22,7 +22,7 @@ CONNECTIONS: Final = 6
 """Of each pod: one for what is published, one for what is copied, one for each thread that passes chunks on."""
 COME_S: Final = 60.0
 """For a pod that has come to dial for these, too."""
-REDIAL_S: Final = 1.0
+SHARE_REDIAL_S: Final = 1.0
 DONE, FAILED = b"+", b"-"
 """First byte of an answer, before what was asked for or why it cannot be had."""
 
@@ -113,12 +113,11 @@ class ShareAnswers:
                     link.close()
             except (OSError, PolyRLError) as error:
                 log.debug("a connection for weights has ended", reason=str(error))
-            self._over.wait(REDIAL_S)
+            self._over.wait(SHARE_REDIAL_S)
 
     def _answer(self, request: bytes) -> bytes:
         try:
             return DONE + self._share.answer(request)
-        except Exception as error:  # noqa: BLE001 - whatever it is ends the run, with these words
+        except Exception as error:
             log.exception("a share of weights failed")
             return FAILED + f"{type(error).__name__}: {error}".encode()
-

@@ -21,8 +21,7 @@ class HelloWord(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class ShareWord(msgspec.Struct, frozen=True, tag="share"):
-    """The first on a further connection, on which the first pod asks and this one answers: about its share of versions.
-    """
+    """The first on a connection on which the first pod asks, and this one answers, about its share of versions."""
 
     pod: int
     endpoint: str
