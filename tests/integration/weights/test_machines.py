@@ -101,6 +101,7 @@ class World:
         wanted = self.alone.publish(version, tensors.items(), FILES)
         assert self.publisher._kept[version].body == self.alone._kept[version].body
         assert structs.replace(ref, endpoint=wanted.endpoint, others=()) == wanted
+        assert self.publisher.measures == self.alone.measures
         return ref
 
     def copy(self, tensors: Tensors) -> WeightsCopy:
