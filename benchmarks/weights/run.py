@@ -54,12 +54,20 @@ class PublisherProcess:
     """Publishes random tensors, one version per line of its input."""
 
     def __init__(
-        self, keys: Path, gigabytes: float, *, encrypted: bool = True, bind: str = "", within: tuple[str, ...] = ()
+        self,
+        keys: Path,
+        gigabytes: float,
+        *,
+        encrypted: bool = True,
+        bind: str = "",
+        within: tuple[str, ...] = (),
+        pods: tuple[int, int] | None = None,
     ) -> None:
-        """`within` is a command that runs another one."""
+        """`within` is a command that runs another one. `pods`: so many further machines, which find it at that port."""
         program = Path(__file__).parent / "publisher_process.py"
         argv = [*within, sys.executable, str(program), str(keys), str(gigabytes), *([bind] if bind else [])]
         argv += [] if encrypted else ["--plain"]
+        argv += [] if pods is None else [f"pods={pods[0]}:{pods[1]}"]
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, what: str) -> dict[str, Any]:
@@ -77,7 +85,8 @@ class PublisherProcess:
         """And what it cost."""
         published = self.ask(f"publish {version}")
         fields = {name: bytes.fromhex(published[name]) for name in ("manifest_hash", "receipt")}
-        return WeightsRef(version, published["endpoint"], public_key=published["public_key"], **fields), published
+        where = {"public_key": published["public_key"], "others": tuple(published["others"])}
+        return WeightsRef(version, published["endpoint"], **where, **fields), published
 
     def close(self) -> None:
         self._process.kill()

@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 
-from polyrl_trainer.backend import TrainingBackend
+from polyrl.weights import TensorEntry
+from polyrl_trainer.backend import RoomPlace, TrainingBackend, WeightsRoom
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.single_process import create_torch_backend
+from polyrl_trainer.backends.weight_stream import stream_bytes
 from polyrl_trainer.testing.fsdp_group import group
-from polyrl_trainer.weights.images import Image, Images
+from polyrl_trainer.weights.images import Images
 
 MODEL = ModelConfig(
     source={
@@ -35,22 +38,22 @@ class Snapshots:
 
     def __init__(self, backend: TrainingBackend) -> None:
         self._backend, self._images = backend, Images()
+        self._image = self._images.take(0)
         self.seconds: list[float] = []
 
     def take(self) -> bytes:
         """The version's bytes."""
-        taken: list[Image] = []
-
-        def room(size: int) -> Image:
-            taken.append(self._images.take(size))
-            return taken[-1]
-
         begun = time.monotonic()
-        self._backend.export_weights(room)
+        self._backend.export_weights(self._room)
         self.seconds.append(time.monotonic() - begun)
-        content = bytes(taken[-1].data)
-        self._images.give_back(taken[-1])
+        content = bytes(self._image.data)
+        self._images.give_back(self._image)
         return content
+
+    def _room(self, places: Sequence[TensorEntry]) -> WeightsRoom:
+        self._image = self._images.take(stream_bytes(places))
+        place = RoomPlace(self._image.path, self._image.name, begin=0, end=len(self._image.data))
+        return WeightsRoom(self._image.data, (place,))
 
 
 def main() -> None:

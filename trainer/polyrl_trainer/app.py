@@ -14,7 +14,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,7 @@ from polyrl.manifest.spec import ReservedSleep
 from polyrl.sample_record import SAMPLES
 from polyrl.wire.sealing import LastingKeys
 from polyrl.worker import EVERYWHERE
+from polyrl_trainer.backend import OtherMachines
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.backends.fsdp.pods.member import MemberPlace, PodMember
 from polyrl_trainer.backends.fsdp.pods.other_pods import OtherPods
@@ -61,6 +62,7 @@ from polyrl_trainer.user_code.rewards import CustomGroupFilter, Failures
 from polyrl_trainer.weights.lender import Lender
 from polyrl_trainer.weights.policy_versions import PolicyVersions
 from polyrl_trainer.weights.publisher import WeightPublisher
+from polyrl_trainer.weights.share import ShareServer
 
 log = structlog.get_logger()
 
@@ -141,7 +143,13 @@ async def run_other_pod(arguments: Arguments) -> int:
         kind=torch.device(device_name(engine.device)).type,
         threads=engine.threads,
     )
-    return await PodMember(place, _pod_keys(arguments), lambda: was_done(arguments.run)).run()
+    with ExitStack() as stack:
+        share = None
+        if arguments.manager_endpoints is not None:
+            lender = _lender(arguments, job.spec.rollout)
+            share = ShareServer(arguments.keys, _bind(arguments), arguments.advertise, lender)
+            stack.callback(share.close)
+        return await PodMember(place, _pod_keys(arguments), lambda: was_done(arguments.run), share=share).run()
 
 
 async def _run_prepared(
@@ -227,7 +235,10 @@ async def _run_stages(
         if client is None:
             return False
         try:
-            async with _rollout_side(arguments, job, prepared, pools, session=session, client=client) as side:
+            machines = stages.learners.machines
+            async with _rollout_side(
+                arguments, job, prepared, pools, session=session, client=client, machines=machines
+            ) as side:
                 services = side.runner.run(), side.supply.run(), side.versions.run()
                 done = await _until_left(arguments, stages, stages.run(side), *services)
         except Exception as error:
@@ -281,20 +292,28 @@ async def _report_done(arguments: Arguments) -> None:
             await client.finish(True, "done")
 
 
-def _publisher(arguments: Arguments, keep: int, rollout: RolloutSpec) -> WeightPublisher:
-    host = EVERYWHERE if arguments.advertise else LOOPBACK
-    bind = f"tcp://{host}:{arguments.weights_port or '*'}"
+def _publisher(
+    arguments: Arguments, keep: int, rollout: RolloutSpec, machines: OtherMachines | None
+) -> WeightPublisher:
     chosen = None if rollout.weight_deltas is WeightDeltas.AUTO else rollout.weight_deltas is WeightDeltas.ALWAYS
-    lender = Lender(arguments.advertise or LOOPBACK, rollout.mooncake.rdma_devices) if rollout.mooncake else None
     return WeightPublisher(
         arguments.keys,
-        bind,
+        _bind(arguments),
         keep,
         advertise=arguments.advertise,
         deltas=chosen,
-        lender=lender,
+        lender=_lender(arguments, rollout),
         run_epoch=arguments.run_epoch,
+        others=machines,
     )
+
+
+def _bind(arguments: Arguments) -> str:
+    return f"tcp://{EVERYWHERE if arguments.advertise else LOOPBACK}:{arguments.weights_port or '*'}"
+
+
+def _lender(arguments: Arguments, rollout: RolloutSpec) -> Lender | None:
+    return Lender(arguments.advertise or LOOPBACK, rollout.mooncake.rdma_devices) if rollout.mooncake else None
 
 
 @asynccontextmanager
@@ -306,6 +325,7 @@ async def _rollout_side(
     *,
     session: Session,
     client: RolloutClient,
+    machines: OtherMachines | None,
 ) -> AsyncIterator[RolloutSide]:
     recipe = job.spec.recipe
     if pools.reward is None or recipe.reward is None:
@@ -336,7 +356,7 @@ async def _rollout_side(
             keeps_turn_rewards=recipe.algorithm.learns_from_turns,
         )
         supply = GroupSupply(client, runner, session=session, adopted=adopted)
-        publisher = _publisher(arguments, KEPT_VERSIONS + recipe.algorithm.max_staleness, job.spec.rollout)
+        publisher = _publisher(arguments, KEPT_VERSIONS + recipe.algorithm.max_staleness, job.spec.rollout, machines)
         stack.callback(publisher.close)
         evaluator = None
         if prepared.evaluation:

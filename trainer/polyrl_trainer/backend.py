@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from polyrl.errors import PolyRLError
 from polyrl.weights import TensorEntry
 from polyrl_trainer.sample import Sample
 
@@ -83,24 +85,45 @@ class StepResult:
     """The first tensor whose gradient was not finite: then no weight has changed."""
 
 
-class WeightsRoom(Protocol):
-    """Memory for the bytes of one version, which other processes of this machine may write as well."""
+class RoomPlace(msgspec.Struct, frozen=True):
+    """Memory of one of the learner's machines for bytes [begin, end) of a version's stream."""
 
-    @property
-    def data(self) -> memoryview:
-        """uint8[size]"""
-
-    @property
-    def path(self) -> str:
-        """Where a process of the same account on the same machine opens it."""
-
-    @property
-    def name(self) -> str:
-        """Of no other room on any machine: what is opened by `path` elsewhere has another."""
+    path: str
+    """Where a process of the same account on that machine opens it."""
+    name: str
+    """Of no other on any machine: what is opened by `path` elsewhere has another."""
+    begin: int
+    end: int
 
 
-RoomOfSize = Callable[[int], WeightsRoom]
-"""Gives room of so many bytes, with whatever lies in it."""
+@dataclass(frozen=True)
+class WeightsRoom:
+    """Memory for the bytes of one version, with whatever lies in it."""
+
+    data: memoryview
+    """uint8[end - begin] of the first place, which is on this machine."""
+    places: tuple[RoomPlace, ...]
+    """One of each machine of the learner; together they have every byte, and a few twice."""
+
+
+RoomOf = Callable[[Sequence[TensorEntry]], WeightsRoom]
+"""Gives room for tensors that lie so in the stream."""
+
+
+class OtherMachines(Protocol):
+    """Of a learner over several machines: all but the first, each of which keeps and serves a share of the versions."""
+
+    number: int
+
+    def endpoints(self) -> tuple[str, ...]:
+        """Where each answers receivers. Waits for those that have not said it yet; raises OSError."""
+
+    def ask(self, machine: int, request: bytes, within_s: float) -> bytes:
+        """What that machine, from 0, answers. From any thread. Raises OSError when it does not, RunFailed with its own
+        words when it cannot."""
+
+    def lost(self, error: OSError) -> PolyRLError:
+        """That it did not answer leaves the ranks at odds: why, as far as is known."""
 
 
 class TrainingBackend(Protocol):
@@ -155,9 +178,9 @@ class TrainingBackend(Protocol):
     def discard_gradients(self) -> TrainFuture[None]:
         """Forgets what was accumulated, as if the mini-batch had never begun; then `save` is possible again."""
 
-    def export_weights(self, room: RoomOfSize) -> list[TensorEntry]:
-        """Copies the weights of the newest step into a room of their size, as one stream: Hugging Face names, the
-        serving dtype, tied weights once. Where each tensor lies, without checksums; the room is whole before that."""
+    def export_weights(self, room: RoomOf) -> list[TensorEntry]:
+        """Copies the weights of the newest step into a room for them, as one stream: Hugging Face names, the serving
+        dtype, tied weights once. Where each tensor lies, without checksums; the room is whole before that."""
 
     def serving_files(self) -> dict[str, bytes]:
         """File name to content: what an engine's model folder needs besides weights and tokenizer."""

@@ -3,6 +3,7 @@
     manifest   tensors, chunks, files; their hashes and checksums
     deltas     the bytes that changed, small; and back
     planning   anchor or delta, and which versions are kept
+    shares     which of a learner's machines has what of it
     engine_sums  whether engines hold what they say
     lending    chunks that receivers read from the publisher's memory for themselves
 
@@ -40,6 +41,8 @@ from polyrl.weights.manifest import (
     missing_chunks as missing_chunks,
     pieces as pieces,
     receipt_of as receipt_of,
+    receipt_of_sample as receipt_of_sample,
+    receipt_sample as receipt_sample,
     same_layout as same_layout,
     tensor_checksum as tensor_checksum,
     tensor_entry as tensor_entry,

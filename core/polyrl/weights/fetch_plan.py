@@ -5,10 +5,14 @@ publisher     is asked for what nobody has. Receivers that fetch together share 
               ranks all of them for a chunk by the same hash, and asks for those at which it is first. What others
               should bring and do not, since no neighbour got anything new for STALL_S, it asks for where it is second,
               then third. So the publisher sends each chunk about once, and a few more for each receiver that dies
+machines      of a publisher with several each is asked for the chunks of its share (`weights.shares`). Where there is
+              no connection to one for REACH_S, or those that there are end before a chunk comes, the first one is
+              asked for its chunks as well
 again         no chunk is asked for twice at once. A source that is slow, dies or lies is given up (`leave`), and what
               it was asked for is to be had again
 
-A source is an agent's name, or PUBLISHER. Without peers chunks are asked for in the order of the stream.
+A source is an agent's name, or the number of one of the publisher's machines, PUBLISHER the first. Without peers chunks
+are asked for in the order of the stream.
 """
 
 from __future__ import annotations
@@ -25,10 +29,12 @@ import numpy.typing as npt
 
 from polyrl.weights.manifest import ChunkEntry, digest
 
-PUBLISHER: Final = ""
-"""Among the sources; no engine has an empty name."""
+Source: TypeAlias = str | int
+PUBLISHER: Final = 0
 PUBLISHER_AHEAD: Final = 8
-"""Chunks under way from it to one receiver: what a link of 10 Gbit/s holds over 25 ms."""
+"""Chunks under way from one of its machines to one receiver: what a link of 10 Gbit/s holds over 25 ms."""
+REACH_S: Final = 1.0
+"""To connect to a machine, once and again; so much longer takes a pull that reaches none but the first."""
 SHARED_AHEAD: Final = 2
 """The same while others fetch too: the fewer arrive at a time, the sooner the first can be given on."""
 PEER_AHEAD: Final = 2
@@ -67,11 +73,25 @@ class _Source:
     """It lacks something of the version itself."""
 
 
+@dataclass(eq=False)
+class _Machine:
+    """One of the publisher's, but the first."""
+
+    away_since: float
+    """Inf once a chunk has come from it, until a connection ends."""
+    connections: int = 0
+    is_broken: bool = False
+    """A connection has ended since a chunk came."""
+
+
 class FetchPlan:
     """Of the chunks of one version that are not here; a chunk goes by its place in `chunks`."""
 
-    def __init__(self, chunks: Sequence[ChunkEntry], me: str = "", now: float = 0.0) -> None:
-        """`me`: this receiver's name among those that `expect` names."""
+    def __init__(
+        self, chunks: Sequence[ChunkEntry], me: str = "", now: float = 0.0, machines: Sequence[int] = ()
+    ) -> None:
+        """`me`: this receiver's name among those that `expect` names. `machines`: of the publisher, whose each chunk
+        is; without them all are the first one's."""
         self.chunks = tuple(chunks)
         self._keys = np.array([int.from_bytes(chunk.hash[:8], "big") for chunk in chunks], np.uint64)
         self._mine = self._weights(me)
@@ -82,7 +102,9 @@ class FetchPlan:
         # Each receiver takes equally rare chunks in an order of its own.
         self._order = np.argsort(np.argsort(self._mine))
         self._expected = set[str]()
-        self._sources = {PUBLISHER: self._new_source()}
+        self._machine = np.array(machines or [PUBLISHER] * len(self.chunks), np.int32)
+        self._others = {machine: _Machine(now) for machine in {*machines} - {PUBLISHER}}
+        self._sources: dict[Source, _Source] = {machine: self._new_source() for machine in (PUBLISHER, *self._others)}
         self._news_at = now
         self._took = deque[float](maxlen=REMEMBERED)
         self._left = len(self.chunks)
@@ -108,6 +130,19 @@ class FetchPlan:
         self._state[list(known.asked)] = _WANTED
         self._holders -= known.held
 
+    def reach(self, machine: int) -> None:
+        """A connection to one of the publisher's machines but the first has been made."""
+        self._others[machine].connections += 1
+
+    def lose(self, machine: int, now: float) -> None:
+        """Such a connection has ended."""
+        known = self._others[machine]
+        known.connections, known.is_broken, known.away_since = known.connections - 1, True, min(known.away_since, now)
+
+    def refuse(self, machine: int) -> None:
+        """That machine does not keep the version: the first one is asked."""
+        self._machine[self._machine == machine] = PUBLISHER
+
     def note(self, source: str, held: Flags, coming: Flags, now: float, *, fetches: bool) -> None:
         """What an agent says that it has, and awaits from the publisher; `fetches`: it lacks something of the whole."""
         known = self._sources[source]
@@ -118,10 +153,10 @@ class FetchPlan:
         known.ever_held |= held
         known.coming_since[coming & np.isinf(known.coming_since)] = now
 
-    def give_back(self, chunks: Iterable[int]) -> None:
+    def give_back(self, machine: int, chunks: Iterable[int]) -> None:
         """One of the publisher's connections has ended, on which these were asked for."""
         for chunk in chunks:
-            del self._sources[PUBLISHER].asked[chunk]
+            del self._sources[machine].asked[chunk]
             self._state[chunk] = _WANTED
 
     def lacks(self, source: str, chunk: int) -> None:
@@ -133,41 +168,54 @@ class FetchPlan:
             known.held[chunk] = False
             self._holders[chunk] -= 1
 
-    def next(self, source: str, now: float) -> int | None:
+    def next(self, source: Source, now: float) -> int | None:
         """The chunk to ask this source for, which counts as asked for from now on; None: none at the moment."""
         known = self._sources[source]
-        chunk = self._of_publisher(known, now) if source == PUBLISHER else self._of_peer(known)
+        chunk = (
+            self._of_peer(known) if isinstance(source, str) else self._of_publisher(known, self._of(source, now), now)
+        )
         if chunk is not None:
             self._state[chunk] = _ASKED
             known.asked[chunk] = now
         return chunk
 
-    def came(self, source: str, chunk: int, now: float) -> None:
+    def came(self, source: Source, chunk: int, now: float) -> None:
         """The chunk is here, and is what its hash says."""
         known = self._sources[source]
         asked_at = known.asked.pop(chunk)
         self._took.append(now - max(asked_at, known.arrived_at))
         known.arrived_at = now
+        if isinstance(source, int) and (machine := self._others.get(source)) is not None:
+            machine.is_broken, machine.away_since = False, inf
         self._state[chunk] = _HERE
         self._left -= 1
 
-    def is_slow(self, source: str, chunk: int, now: float) -> bool:
+    def is_slow(self, source: Source, chunk: int, now: float) -> bool:
         """The connection that brings this chunk should be given up: it takes too long, and another source has it."""
         known = self._sources[source]
         waits = now - max(known.asked[chunk], known.arrived_at)
         usual = statistics.median(self._took) if self._took else 0.0
-        others = source != PUBLISHER or bool(self._holders[chunk])
+        others = isinstance(source, str) or bool(self._holders[chunk])
         return others and waits > max(ALLOWED_S, SLOW_FACTOR * usual)
 
     def wants_of(self, source: str) -> bool:
         """Whether it has anything that is not here."""
         return bool((self._sources[source].held & (self._state != _HERE)).any())
 
-    def _of_publisher(self, known: _Source, now: float) -> int | None:
+    def _of(self, machine: int, now: float) -> Flags:
+        """What that one of the publisher's machines is asked for."""
+        own: Flags = self._machine == machine
+        if machine == PUBLISHER:
+            for other, known in self._others.items():
+                if (known.is_broken or not known.connections) and now - known.away_since > REACH_S:
+                    own |= self._machine == other
+        return own
+
+    def _of_publisher(self, known: _Source, own: Flags, now: float) -> int | None:
         together = any(source.fetches for source in self._sources.values())
         if len(known.asked) >= (SHARED_AHEAD if together else PUBLISHER_AHEAD):
             return None
-        wanted = self._state == _WANTED
+        wanted = own & (self._state == _WANTED)
         free = wanted & (self._holders == 0)
         if not free.any():
             return _first(wanted) if self._are_sluggish(now) else None
@@ -192,7 +240,7 @@ class FetchPlan:
 
     def _are_sluggish(self, now: float) -> bool:
         """Whether every agent has more than it can give: all are busy, and have been for too long with one chunk."""
-        peers = [source for name, source in self._sources.items() if name != PUBLISHER and source.held.any()]
+        peers = [source for name, source in self._sources.items() if isinstance(name, str) and source.held.any()]
         return all(
             len(peer.asked) >= PEER_AHEAD and now - max(min(peer.asked.values()), peer.arrived_at) > SLUGGISH_S
             for peer in peers

@@ -133,6 +133,8 @@ class WeightsRef(msgspec.Struct, frozen=True, array_like=True):
     """`receipt_of` its stream, which engines do not learn here: who names it has pulled it; empty: not known."""
     positions: int = 0
     """Tokens that the model's own configuration allows in a context; 0: not known."""
+    others: tuple[str, ...] = ()
+    """Endpoints of the learner's further machines, each of which has its share of the chunks (`weights.shares`)."""
 
 
 _decoder = msgspec.msgpack.Decoder(VersionManifest)
@@ -153,10 +155,17 @@ def receipt_of(stream: Buffer) -> bytes:
     bytes[HASH_BYTES].
 
     Whoever has pulled may tell others, and need not load what he has."""
-    hashed = blake3.blake3(derive_key_context=RECEIPT_CONTEXT)
-    for piece in pieces(stream, RECEIPT_STRIDE << 16):
-        hashed.update(np.frombuffer(piece, np.uint8)[::RECEIPT_STRIDE].tobytes())
-    return hashed.digest(HASH_BYTES)
+    return receipt_of_sample(receipt_sample(stream))
+
+
+def receipt_sample(part: Buffer, begin: int = 0) -> bytes:
+    """What a receipt takes of a part of the stream, which begins there."""
+    return np.frombuffer(part, np.uint8)[-begin % RECEIPT_STRIDE :: RECEIPT_STRIDE].tobytes()
+
+
+def receipt_of_sample(sample: bytes) -> bytes:
+    """`receipt_of` the stream, by what it takes of all its parts."""
+    return blake3.blake3(sample, derive_key_context=RECEIPT_CONTEXT).digest(HASH_BYTES)
 
 
 class StreamCheck:
@@ -181,8 +190,7 @@ class StreamCheck:
 
     def receipt(self) -> bytes:
         """`receipt_of` the stream, once all of its tensors have been checked; bytes[HASH_BYTES]."""
-        hashed = blake3.blake3(derive_key_context=RECEIPT_CONTEXT)
-        return hashed.update(self._sample.tobytes()).digest(HASH_BYTES)
+        return receipt_of_sample(self._sample.tobytes())
 
 
 def weights_hash(tensors: Iterable[TensorEntry], files: Iterable[FileEntry]) -> bytes:

@@ -307,14 +307,22 @@ class Announce(Message, frozen=True, tag="announce"):
     endpoint: str
     public_key: str
     manifest_hash: bytes
+    others: tuple[str, ...] = ()
+    """Endpoints of the learner's further machines, each of which has a share of it."""
 
     @classmethod
     def of(cls, weights: WeightsRef) -> Announce:
-        return cls(weights.version, weights.endpoint, weights.public_key, weights.manifest_hash)
+        return cls(weights.version, weights.endpoint, weights.public_key, weights.manifest_hash, weights.others)
 
     @property
     def weights(self) -> WeightsRef:
-        return WeightsRef(self.version, self.endpoint, public_key=self.public_key, manifest_hash=self.manifest_hash)
+        return WeightsRef(
+            self.version,
+            self.endpoint,
+            public_key=self.public_key,
+            manifest_hash=self.manifest_hash,
+            others=self.others,
+        )
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):

@@ -172,6 +172,8 @@ class PublishVersion(Message, frozen=True, tag="publish"):
     """By which engines show that they have pulled it; empty: not known, and they are believed."""
     positions: int = 0
     """Tokens that the model allows in a context; 0: not known, and the longest that an engine claims is believed."""
+    others: tuple[str, ...] = ()
+    """Endpoints of the learner's further machines."""
 
     @classmethod
     def of(cls, request: int, weights: WeightsRef) -> PublishVersion:
@@ -185,6 +187,7 @@ class PublishVersion(Message, frozen=True, tag="publish"):
             vocabulary=weights.vocabulary,
             receipt=weights.receipt,
             positions=weights.positions,
+            others=weights.others,
         )
 
     @property
@@ -198,6 +201,7 @@ class PublishVersion(Message, frozen=True, tag="publish"):
             vocabulary=self.vocabulary,
             receipt=self.receipt,
             positions=self.positions,
+            others=self.others,
         )
 
 

@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from polyrl.weights import ChunkEntry, TensorEntry, VersionManifest, encode_manifest, manifest_hash
-from polyrl.weights.fetch_plan import PUBLISHER, FetchPlan
+from polyrl.weights.fetch_plan import FetchPlan, Source
+from polyrl.weights.shares import chunk_machines
 from polyrl.wire.inventory import Inventory
 
 
@@ -35,14 +36,19 @@ class Download:
         manifest: VersionManifest,
         missing: Sequence[ChunkEntry],
         into: Incoming,
-        took: Callable[[str, int], None],
+        took: Callable[[Source, int], None],
         me: str = "",
+        machines: int = 1,
     ) -> None:
-        """`took` is called with each chunk's source and size."""
+        """`took` is called with each chunk's source and size. `machines`: so many the publisher has."""
         self.manifest, self.hash = manifest, manifest_hash(encode_manifest(manifest))
-        self.plan, self._into, self._took = FetchPlan(missing, me, time.monotonic()), into, took
+        self._into, self._took = into, took
         places = {chunk.hash: place for place, chunk in reversed(list(enumerate(manifest.chunks)))}
         self._places = np.array([places[chunk.hash] for chunk in missing], np.int64)
+        owners = chunk_machines(manifest, machines)
+        self.machines = [owners[place] for place in self._places]
+        """Of the publisher, whose each chunk is."""
+        self.plan = FetchPlan(missing, me, time.monotonic(), self.machines)
         self.coming = set[bytes]()
         """Asked of the publisher, for others to know."""
         self.changed, self._whole = threading.Condition(), threading.Event()
@@ -61,10 +67,10 @@ class Download:
         """Whether the last chunk has come, at most so long; who waits is not woken for each."""
         return self._whole.wait(seconds)
 
-    def next(self, source: str) -> int | None:
+    def next(self, source: Source) -> int | None:
         with self.changed:
             chunk = self.plan.next(source, time.monotonic())
-            if chunk is not None and source == PUBLISHER:
+            if chunk is not None and isinstance(source, int):
                 self.coming.add(self.plan.chunks[chunk].hash)
             return chunk
 
@@ -73,7 +79,7 @@ class Download:
         entry = self.plan.chunks[chunk]
         return self._into.place(entry) if size == entry.size else None
 
-    def take(self, source: str, chunk: int) -> None:
+    def take(self, source: Source, chunk: int) -> None:
         """It lies in its place, and may be believed."""
         entry = self.plan.chunks[chunk]
         with self.changed:
@@ -87,15 +93,28 @@ class Download:
         for tensor in whole:
             self._into.verify_tensor(tensor)
 
-    def give_back(self, chunks: Iterable[int]) -> None:
+    def reach(self, machine: int) -> None:
+        with self.changed:
+            self.plan.reach(machine)
+
+    def lose(self, machine: int) -> None:
+        with self.changed:
+            self.plan.lose(machine, time.monotonic())
+
+    def refuse(self, machine: int) -> None:
+        with self.changed:
+            self.plan.refuse(machine)
+            self.changed.notify_all()
+
+    def give_back(self, machine: int, chunks: Iterable[int]) -> None:
         """Of one of the publisher's connections."""
         with self.changed:
             given = list(chunks)
-            self.plan.give_back(given)
+            self.plan.give_back(machine, given)
             self.coming.difference_update(self.plan.chunks[chunk].hash for chunk in given)
             self.changed.notify_all()
 
-    def is_slow(self, source: str, chunk: int) -> bool:
+    def is_slow(self, source: Source, chunk: int) -> bool:
         with self.changed:
             return self.plan.is_slow(source, chunk, time.monotonic())
 

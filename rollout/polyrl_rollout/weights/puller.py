@@ -110,11 +110,11 @@ class Puller:
             raise PullFailed(f"version {weights.version} is announced under a key that is not the trainer's")
         begun = asyncio.get_running_loop().time()
 
-        def dial(check: Callable[[], None]) -> WeightStream:
+        def dial(endpoint: str, check: Callable[[], None]) -> WeightStream:
             shown = self._handshake(self._lasting)
             if self._reader is None:
-                return WeightStream(weights.endpoint, shown, self._silence_s, check)
-            return LentStream(weights.endpoint, shown, self._silence_s, check, self._reader)
+                return WeightStream(endpoint, shown, self._silence_s, check)
+            return LentStream(endpoint, shown, self._silence_s, check, self._reader)
 
         transfer = Transfer(weights, dial, silence_s=self._silence_s, progress_s=self._progress_s, swarm=self._swarm)
         self._transfer = transfer

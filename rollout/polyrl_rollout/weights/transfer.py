@@ -3,13 +3,15 @@
 Each connection has CHUNKS_AHEAD requests under way. One on which nothing comes is made anew, and what it asked for and
 did not get whoever is free asks for, until nothing has come on any for `progress_s`. Nobody asks for what another one
 waits for: a chunk has one writer. Who is asked for what is planned by `polyrl.weights.fetch_plan`.
+
+A publisher of several machines is connected to at each of them; manifests come from the first.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -18,14 +20,15 @@ import structlog
 from polyrl import wire
 from polyrl.errors import PolyRLError, ProtocolError
 from polyrl.weights import ChunkEntry, VersionManifest, WeightsRef
-from polyrl.weights.fetch_plan import PUBLISHER
+from polyrl.weights.fetch_plan import PUBLISHER, Source
 from polyrl_rollout.weights.download import Download, Incoming
 from polyrl_rollout.weights.peers.streams import PeerStreams, manifest_of_peers
 from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.stream import WeightStream, manifest_room
 
 STREAMS: Final = 4
-"""One core receives and opens some 2 GB/s, and a connection over 50 ms of distance a tenth of a fast link."""
+"""To each machine. One core receives and opens some 2 GB/s, and a connection over 50 ms of distance a tenth of a fast
+link."""
 CHUNKS_AHEAD: Final = 2
 """Of each connection: the next chunk is on its way while one arrives."""
 RECONNECT_S: Final = 0.25
@@ -48,15 +51,16 @@ class Transfer:
     def __init__(
         self,
         weights: WeightsRef,
-        dial: Callable[[Callable[[], None]], WeightStream],
+        dial: Callable[[str, Callable[[], None]], WeightStream],
         silence_s: float,
         progress_s: float,
         streams: int = STREAMS,
         swarm: Swarm | None = None,
     ) -> None:
-        """`dial` makes a connection, with what it is to call while it waits. `swarm`: other agents that are asked
-        first."""
+        """`dial` makes a connection to an endpoint, with what it is to call while it waits. `swarm`: other agents that
+        are asked first."""
         self._weights, self._dial, self._streams, self._swarm = weights, dial, streams, swarm
+        self._endpoints = (weights.endpoint, *weights.others)
         self._silence_s, self._progress_s = silence_s, progress_s
         self._progress_at = time.monotonic()
         self._changed = threading.Condition()
@@ -110,12 +114,15 @@ class Transfer:
         if not missing:
             return
         swarm = self._swarm
-        download = Download(manifest, missing, into, self._took, swarm.engine if swarm else "")
+        me, machines = swarm.engine if swarm else "", len(self._endpoints)
+        download = Download(manifest, missing, into, self._took, me, machines)
         pays = swarm is not None and swarm.pays(sum(chunk.size for chunk in missing))
         others = PeerStreams(swarm, download, self._check) if swarm and pays else None
         threads = [
-            threading.Thread(target=self._run, args=(download,), name="weight-stream", daemon=True)
-            for _ in range(min(self._streams, len(missing)))
+            threading.Thread(target=self._run, args=(download, machine), name="weight-stream", daemon=True)
+            # The first one may come to be asked for all.
+            for machine, most in (Counter(download.machines) | Counter({PUBLISHER: len(missing)})).items()
+            for _ in range(min(self._streams, most))
         ]
         if swarm is not None:
             swarm.shelf.arrives(manifest, into, download.coming)
@@ -133,22 +140,32 @@ class Transfer:
         if self._failure is not None:
             raise self._failure
 
-    def _took(self, source: str, size: int) -> None:
+    def _took(self, source: Source, size: int) -> None:
         self._progress_at = time.monotonic()
         self.bytes += size
-        self.bytes_from_peers += size if source != PUBLISHER else 0
+        self.bytes_from_peers += size if isinstance(source, str) else 0
 
-    def _run(self, download: Download) -> None:
+    def _run(self, download: Download, machine: int) -> None:
         waiting = deque[tuple[int, bytes]]()
         """What this connection was asked for, oldest first."""
 
         def check() -> None:
             self._check()
-            if waiting and download.is_slow(PUBLISHER, waiting[0][0]):
+            if waiting and download.is_slow(machine, waiting[0][0]):
                 raise TimeoutError("others give it sooner")
 
+        def fetch(stream: WeightStream) -> None:
+            if machine == PUBLISHER:
+                self._fetch(stream, download, machine, waiting)
+                return
+            download.reach(machine)
+            try:
+                self._fetch(stream, download, machine, waiting)
+            finally:
+                download.lose(machine)
+
         try:
-            self._repeat(lambda stream: self._fetch(stream, download, waiting), check, until=download)
+            self._repeat(fetch, check, until=download, endpoint=self._endpoints[machine])
         except PolyRLError as error:
             with self._changed:
                 self._failure = self._failure or error
@@ -160,12 +177,13 @@ class Transfer:
         check: Callable[[], None],
         instead: Callable[[], bool] = lambda: False,
         until: Download | None = None,
+        endpoint: str = "",
     ) -> None:
-        """Does `work` on one connection after the other until it ends well, or what is done `instead` after a failure
-        does, or all of the download `until` came from elsewhere."""
+        """Does `work` on one connection after the other, to the first machine without an `endpoint`, until it ends
+        well, or what is done `instead` after a failure does, or all of the download `until` came from elsewhere."""
         while not (until and until.is_done):
             try:
-                with self._dial(check) as stream:
+                with self._dial(endpoint or self._weights.endpoint, check) as stream:
                     with self._changed:
                         self._open.add(stream)
                     try:
@@ -177,17 +195,18 @@ class Transfer:
                             self._changed.notify_all()
                     return
             except OSError as error:
-                log.debug("weights: connection lost", endpoint=self._weights.endpoint, error=str(error))
+                log.debug("weights: connection lost", endpoint=endpoint or self._weights.endpoint, error=str(error))
                 if instead():
                     return
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopped, RECONNECT_S)
                 self._check()
 
-    def _fetch(self, stream: WeightStream, download: Download, waiting: deque[tuple[int, bytes]]) -> None:
+    def _fetch(self, stream: WeightStream, download: Download, machine: int, waiting: deque[tuple[int, bytes]]) -> None:
+        """Until all has come, or that machine turns out not to keep the version, which ends it on the first alone."""
         try:
             while not download.is_done:
-                while len(waiting) < CHUNKS_AHEAD and (chunk := download.next(PUBLISHER)) is not None:
+                while len(waiting) < CHUNKS_AHEAD and (chunk := download.next(machine)) is not None:
                     waiting.append((chunk, b""))  # first: to ask may fail, and it is still to be had
                     request = wire.GetChunk(download.manifest.version, download.plan.chunks[chunk].hash)
                     waiting[-1] = (chunk, stream.ask(request))
@@ -195,22 +214,27 @@ class Transfer:
                     self._check()
                     download.wait(ASK_ANYWAY_S)
                     continue
-                self._receive(stream, download, *waiting[0])
+                if not self._receive(stream, download, machine, *waiting[0]):
+                    download.refuse(machine)
+                    return
                 waiting.popleft()
         finally:
-            download.give_back(chunk for chunk, _ in waiting)
+            download.give_back(machine, [chunk for chunk, _ in waiting])
             waiting.clear()
 
-    def _receive(self, stream: WeightStream, download: Download, chunk: int, about: bytes) -> None:
+    def _receive(self, stream: WeightStream, download: Download, machine: int, chunk: int, about: bytes) -> bool:
         def place(size: int) -> memoryview:
             found = download.place(chunk, size)
             if found is None:
                 raise ProtocolError(f"a chunk of {download.plan.chunks[chunk].size} bytes came as {size}")
             return found
 
-        if not stream.answer(about, place):
+        given = stream.answer(about, place)
+        if given:
+            download.take(machine, chunk)
+        elif machine == PUBLISHER:
             raise self._no_longer_kept(download.manifest.version)
-        download.take(PUBLISHER, chunk)
+        return given
 
     def _check(self) -> None:
         if self._stopped:

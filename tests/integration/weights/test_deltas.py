@@ -227,8 +227,9 @@ async def test_memory_is_bounded_and_images_are_used_again(
         publisher.publish(version, tensors.items(), FILES)
         size = publisher._kept[version].manifest.stream_bytes
         assert sum(form.manifest.total_bytes for form in publisher._kept.values()) <= 3 * size
-        assert len(publisher._in_use) <= 3
-        images |= {id(image) for image in publisher._in_use}
+        copies = publisher._machines.own._copies
+        assert len(copies) <= 3
+        images |= {id(copy.image) for copy in copies.values()}
         tensors = step(tensors, version)
     assert len(images) <= 5
 

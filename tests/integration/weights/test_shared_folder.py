@@ -61,7 +61,7 @@ class Machine:
         return self.publisher.publish(version, weights(seed).items(), FILES)
 
     def chunks(self, version: int) -> set[bytes]:
-        return set(self.publisher._kept[version].chunks)
+        return {chunk.hash for chunk in self.publisher._kept[version].manifest.chunks}
 
     def close(self) -> None:
         for staging in self.stagings:

@@ -57,7 +57,13 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 
 def held(publisher: WeightPublisher) -> dict[bytes, bytes]:
     """Chunks by their hashes."""
-    return {hash_: bytes(data) for kept in publisher._kept.values() for hash_, data in kept.chunks.items()}
+    found = {}
+    for version, kept in publisher._kept.items():
+        for chunk in kept.manifest.chunks:
+            content = publisher._find(GetChunk(version, chunk.hash))
+            assert content is not None
+            found[chunk.hash] = bytes(content.data)
+    return found
 
 
 def body_of(publisher: WeightPublisher, version: int) -> bytes:

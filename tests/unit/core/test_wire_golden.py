@@ -179,8 +179,8 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         TO_AGENT,
-        wire.Announce(9, "tcp://h:1", public_key="k", manifest_hash=b"hash"),
-        "0195a8616e6e6f756e636509a97463703a2f2f683a31a16bc40468617368",
+        wire.Announce(9, "tcp://h:1", public_key="k", manifest_hash=b"hash", others=("h",)),
+        "0196a8616e6e6f756e636509a97463703a2f2f683a31a16bc4046861736891a168",
     ),
     (
         TO_AGENT,
@@ -265,7 +265,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     (
         TRAINER,
         wire.PublishVersion(8, 9, endpoint="tcp://h:1", public_key="k", manifest_hash=b"hash", receipt=b"nine"),
-        "019aa77075626c6973680809a97463703a2f2f683a31a16bc40468617368c40000c4046e696e6500",
+        "019ba77075626c6973680809a97463703a2f2f683a31a16bc40468617368c40000c4046e696e650090",
     ),
     (
         TRAINER,

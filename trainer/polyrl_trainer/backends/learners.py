@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from polyrl_trainer.backend import TrainingBackend
+from polyrl_trainer.backend import OtherMachines, TrainingBackend
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.policy import ReferenceScores
 
@@ -28,6 +28,10 @@ class Learners(Protocol):
 
     def reference(self, model: ModelConfig, engine: EngineConfig) -> ReferenceScores:
         """A frozen model that is only asked for logprobs."""
+
+    @property
+    def machines(self) -> OtherMachines | None:
+        """That a learner is on beside this one."""
 
     async def gather(self) -> None:
         """Returns once all machines that they need have come, before the first is made. Raises DeadlineExceeded."""

@@ -20,7 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from polyrl.errors import InvalidData, RunFailed
 from polyrl.manifest.spec import CpuOffload
 from polyrl.weights import TensorEntry
-from polyrl_trainer.backend import Loss, RoomOfSize, StepResult, TrainFuture
+from polyrl_trainer.backend import Loss, RoomOf, StepResult, TrainFuture
 from polyrl_trainer.backends import training_state
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.device_load import MatrixSizes, device_numbers, give_back
@@ -55,6 +55,10 @@ class SingleProcess(Learners):
 
     def reference(self, model: ModelConfig, engine: EngineConfig) -> ReferencePolicy:
         return ReferencePolicy(model, engine)
+
+    @property
+    def machines(self) -> None:
+        """There are no others."""
 
     async def gather(self) -> None:
         """Nobody else is awaited."""
@@ -119,7 +123,7 @@ class TorchBackend(Learner):
     def discard_gradients(self) -> TrainFuture[None]:
         return self._background.submit(self._updates.drop_gradients)
 
-    def export_weights(self, room: RoomOfSize) -> list[TensorEntry]:
+    def export_weights(self, room: RoomOf) -> list[TensorEntry]:
         """Waits for queued work."""
         return self._background.wait_for("a snapshot of the weights", self._export, room)
 
@@ -190,7 +194,7 @@ class TorchBackend(Learner):
         numbers = {"loss": float(value.detach()), "flops": flops, **counts}
         return {**sums, **{name: float(number) for name, number in numbers.items()}}
 
-    def _export(self, room: RoomOfSize) -> list[TensorEntry]:
+    def _export(self, room: RoomOf) -> list[TensorEntry]:
         return write_stream(self._published_state(), room, getattr(torch, self._policy.dtype))
 
     def _published_state(self) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ The order depends on names and dtypes alone, so every rank of a learner knows th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Final
 
@@ -13,7 +13,7 @@ import torch
 
 from polyrl.errors import ProtocolError
 from polyrl.weights import TensorEntry
-from polyrl_trainer.backend import RoomOfSize
+from polyrl_trainer.backend import RoomOf
 
 DTYPES: Final = {
     "F64": torch.float64, "I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "BF16": torch.bfloat16,
@@ -39,7 +39,7 @@ def stream_places(tensors: Mapping[str, torch.Tensor], serving: torch.dtype | No
     return places
 
 
-def stream_bytes(places: list[TensorEntry]) -> int:
+def stream_bytes(places: Sequence[TensorEntry]) -> int:
     """The length of the stream."""
     return places[-1].offset + places[-1].size if places else 0
 
@@ -53,11 +53,11 @@ def tensor_at(stream: memoryview, place: TensorEntry) -> torch.Tensor:
 
 
 def write_stream(
-    tensors: Mapping[str, torch.Tensor], room: RoomOfSize, serving: torch.dtype | None = None
+    tensors: Mapping[str, torch.Tensor], room: RoomOf, serving: torch.dtype | None = None
 ) -> list[TensorEntry]:
     """Copies whole tensors, from whatever device. Raises ProtocolError as `stream_places` does."""
     places = stream_places(tensors, serving)
-    stream = room(stream_bytes(places)).data
+    stream = room(places).data
     for place in places:
         tensor_at(stream, place).copy_(tensors[place.name].detach())
     return places

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
 
-from polyrl.weights import WeightsRef
-from polyrl_trainer.backends.weight_stream import tensor_at
+from polyrl.weights import TensorEntry, WeightsRef
+from polyrl_trainer.backend import RoomOf, RoomPlace, WeightsRoom
+from polyrl_trainer.backends.fsdp.images.mapped import MappedImages
+from polyrl_trainer.backends.weight_stream import stream_bytes, tensor_at, write_stream
 from polyrl_trainer.weights.images import Image
 from polyrl_trainer.weights.publisher import Export
 
@@ -17,14 +19,31 @@ Tensors: TypeAlias = list[tuple[str, torch.Tensor]]
 
 def exported_tensors(export: Export) -> Tensors:
     """What an export copies, by name, in a memory of its own."""
-    images: list[Image] = []
+    rooms = MemoryRooms()
+    places = export(rooms)
+    return [(place.name, tensor_at(rooms.data, place)) for place in places]
 
-    def room(size: int) -> Image:
-        images.append(Image(size))
-        return images[-1]
 
-    places = export(room)
-    return [(place.name, tensor_at(images[-1].data, place)) for place in places]
+class MemoryRooms:
+    """Room in this machine's memory, as long as this lives."""
+
+    data = memoryview(b"")
+    """Of the last one."""
+
+    def __call__(self, places: Sequence[TensorEntry]) -> WeightsRoom:
+        self._image = Image(stream_bytes(places))
+        self.data = self._image.data
+        place = RoomPlace(self._image.path, self._image.name, begin=0, end=len(self.data))
+        return WeightsRoom(self.data, (place,))
+
+
+def spread(tensors: Mapping[str, torch.Tensor], room: RoomOf) -> list[TensorEntry]:
+    """An export as ranks of several machines make it, all of which are this one."""
+    whole, mapped = MemoryRooms(), MappedImages()
+    places = write_stream(tensors, whole)
+    for one in room(places).places:
+        mapped.find(one)[:] = whole.data[one.begin : one.end]
+    return places
 
 
 class MemoryPublisher:

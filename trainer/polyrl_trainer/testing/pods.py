@@ -28,11 +28,11 @@ def pod_keys(folder: Path) -> LastingKeys:
     return LastingKeys.of(keys.secret_key, keys.public_key, keys.public_key)
 
 
-def start_pod(folder: Path, pod: int, port: int) -> subprocess.Popen[bytes]:
-    """`folder` has job.json, keys/ and run/; what the pod says is in pod-N.log."""
+def start_pod(folder: Path, pod: int, port: int, *more: str) -> subprocess.Popen[bytes]:
+    """`folder` has job.json, keys/ and run/; what the pod says is in pod-N.log. `more`: arguments."""
     argv = [sys.executable, "-m", "polyrl_trainer", "--job", f"{folder}/job.json", "--epoch", "1", "--hand-over"]
     argv += ["--manifest-dir", str(folder), "--run", f"{folder}/run", "--keys", f"{folder}/keys/trainer.key"]
-    argv += ["--pod", str(pod), "--pods-at", f"127.0.0.1:{port}"]
+    argv += ["--pod", str(pod), "--pods-at", f"127.0.0.1:{port}", *more]
     # A pod's own name leads to its address; here all are one machine.
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with (folder / f"pod-{pod}.log").open("ab") as log:

@@ -1,6 +1,7 @@
 """What travels of a version: the chunks of its tensors, or of a delta on the version before.
 
-`polyrl.weights.planning` decides, by what is measured here.
+`polyrl.weights.planning` decides, by what is measured here. Each machine of the learner hashes or encodes its share;
+what is gathered are hashes, and a delta.
 
 The version before is needed whole for the next delta, so its image stays until then; an anchor's is served from.
 """
@@ -9,19 +10,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from polyrl import weights
 from polyrl.weights import FIRST_EPOCH, FileEntry, TensorEntry, VersionManifest
-from polyrl.weights.deltas import EachOf, encode_delta, encode_part, num_changed
 from polyrl.weights.planning import SMALLEST, VersionFacts, VersionPlan, chain_of, plan_version
-from polyrl_trainer.weights.images import Image
+from polyrl.weights.shares import chunk_machines
+from polyrl_trainer.backends.weight_stream import stream_bytes
+from polyrl_trainer.weights.machines import Machines
+from polyrl_trainer.weights.share import SAMPLE_BYTES
+from polyrl_trainer.weights.share_commands import EncodeChange, HashChunks, SampleChange
 
 SAMPLES: Final = 16
-SAMPLE_BYTES: Final = 256 << 10
-"""Of a version, evenly, by which its density is known before all is encoded."""
+"""Parts of a version, evenly, by which its density is known before all is encoded."""
 USUAL_HASH_SPEED: Final = 3e9
 
 
@@ -29,10 +32,13 @@ USUAL_HASH_SPEED: Final = 3e9
 class WeightsCopy:
     """The tensors of a version as they were when it was made."""
 
-    image: Image
+    number: int
+    """Of the copy; each machine has a share of it."""
     tensors: list[TensorEntry]
     """Without their checksums until somebody asks for them."""
     files: dict[str, bytes]
+    receipt: bytes = b""
+    """Likewise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,11 +48,12 @@ class VersionForm:
     manifest: VersionManifest
     body: bytes
     """Of the manifest."""
-    image: Image
+    copy: WeightsCopy
     """Its tensors: of an anchor for as long as it is kept, of a delta until the next version rests on it."""
-    chunks: Mapping[bytes, memoryview]
-    """By content hash."""
-    files: dict[str, bytes]
+    chunks: Sequence[bytes]
+    """Of a delta."""
+    machines: Mapping[bytes, int]
+    """Which machine gives the chunk of that content hash; the others ask it."""
     plan: VersionPlan
     facts: VersionFacts
 
@@ -75,10 +82,10 @@ class FormMaker:
     """Makes one form after the other, each on the one before where that is worth it."""
 
     def __init__(
-        self, each: EachOf, chunk_bytes: int, deltas: bool | None = None, run_epoch: int = FIRST_EPOCH
+        self, machines: Machines, chunk_bytes: int, deltas: bool | None = None, run_epoch: int = FIRST_EPOCH
     ) -> None:
-        """`each` works on all cores. `deltas`: see `plan_version`. `run_epoch`: of all that are made."""
-        self._each, self._chunk_bytes, self._deltas, self.smallest = each, chunk_bytes, deltas, SMALLEST
+        """`deltas`: see `plan_version`. `run_epoch`: of all that are made."""
+        self._machines, self._chunk_bytes, self._deltas, self.smallest = machines, chunk_bytes, deltas, SMALLEST
         self._run_epoch = run_epoch
         self._hash_speed = USUAL_HASH_SPEED
         self._shares: dict[str, float] = {}
@@ -100,7 +107,8 @@ class FormMaker:
         facts = self._facts(copied, base, kept, asked, bandwidth)
         plan = plan_version(facts, self.smallest, self._deltas)
         if plan.is_delta and base is not None:
-            delta = b"".join(encode_delta(base.image.data, copied.image.data, self._each))
+            encoded = self._machines.all(EncodeChange(copied.number, base.copy.number))
+            delta = b"".join(one.parts for one in encoded)
             facts = replace(facts, delta_bytes=len(delta))
             plan = plan_version(facts, self.smallest, self._deltas)
             if plan.is_delta:
@@ -109,37 +117,42 @@ class FormMaker:
                     base.manifest.version,
                     kind="delta",
                     tensors=tuple(copied.tensors),
-                    chunks=weights.cut_chunks(delta, self._chunk_bytes, self._each),
+                    chunks=weights.cut_chunks(delta, self._chunk_bytes, self._machines.own.each),
                     files=(),
                     base_hash=weights.manifest_hash(base.body),
                     run_epoch=self._run_epoch,
                 )
-                return self._form(manifest, copied, memoryview(delta), plan, facts)
+                chunks = [bytes(piece) for piece in weights.pieces(delta, self._chunk_bytes)]
+                return self._form(manifest, copied, chunks, plan, facts)
         return self._anchor(version, copied, plan, facts)
 
     def _anchor(self, version: int, copied: WeightsCopy, plan: VersionPlan, facts: VersionFacts) -> VersionForm:
-        begun, data = time.monotonic(), copied.image.data
+        begun = time.monotonic()
+        cut = self._machines.all(HashChunks(copied.number, self._chunk_bytes))
         manifest = VersionManifest(
             version,
             None,
             kind="anchor",
             tensors=tuple(copied.tensors),
-            chunks=weights.cut_chunks(data, self._chunk_bytes, self._each),
+            chunks=tuple(chunk for one in cut for chunk in one.chunks),
             files=file_entries(copied.files),
             run_epoch=self._run_epoch,
         )
-        self._hash_speed = _speed(len(data), begun)
-        return self._form(manifest, copied, data, plan, facts)
+        self._hash_speed = _speed(manifest.stream_bytes, begun)
+        return self._form(manifest, copied, (), plan, facts)
 
     def _form(
-        self, manifest: VersionManifest, copied: WeightsCopy, data: memoryview, plan: VersionPlan, facts: VersionFacts
+        self,
+        manifest: VersionManifest,
+        copied: WeightsCopy,
+        chunks: Sequence[bytes],
+        plan: VersionPlan,
+        facts: VersionFacts,
     ) -> VersionForm:
-        pieces = weights.pieces(data, self._chunk_bytes)
-        chunks = {chunk.hash: piece for chunk, piece in zip(manifest.chunks, pieces, strict=True)}
+        owners = zip(manifest.chunks, chunk_machines(manifest, self._machines.number), strict=True)
+        machines = {chunk.hash: machine for chunk, machine in owners}
         body = weights.encode_manifest(manifest)
-        return VersionForm(
-            manifest, body, image=copied.image, chunks=chunks, files=copied.files, plan=plan, facts=facts
-        )
+        return VersionForm(manifest, body, copy=copied, chunks=chunks, machines=machines, plan=plan, facts=facts)
 
     def _facts(
         self,
@@ -149,13 +162,13 @@ class FormMaker:
         asked: Counter[int],
         bandwidth: float,
     ) -> VersionFacts:
-        size = len(copied.image.data)
+        size = stream_bytes(copied.tensors)
         if not size or base is None or self._deltas is False or (size < self.smallest and not self._deltas):
             return VersionFacts(stream_bytes=size, chain=None if base is None or not size else ())
         bases = {number: form.manifest.base for number, form in kept.items()}
         *deltas, anchor = chain_of(base.manifest.version, bases)
         joined = asked[anchor] if deltas else 0
-        sampled = self._sample(base.image.data, copied.image.data)
+        sampled = self._sample(base.copy, copied, size)
         anchor_share = self._shares.get("anchor", 1.0)
         return VersionFacts(
             stream_bytes=size,
@@ -171,14 +184,16 @@ class FormMaker:
             delta_share=self._shares.get("delta", anchor_share),
         )
 
-    def _sample(self, old: memoryview, new: memoryview) -> _Sampled:
-        begins = range(0, len(new), max(1, len(new) // SAMPLE_BYTES // SAMPLES) * SAMPLE_BYTES)
-        begun = time.monotonic()
-        olds, news = ([data[at : at + SAMPLE_BYTES] for at in begins] for data in (old, new))
-        parts, sizes = list(self._each(encode_part, olds, news)), [len(one) for one in news]
-        speed = _speed(sum(sizes), begun)
-        changed = sum(num_changed(part, size) for part, size in zip(parts, sizes, strict=True))
-        return _Sampled(sum(map(len, parts)), sum(sizes), changed=changed, speed=speed)
+    def _sample(self, base: WeightsCopy, copied: WeightsCopy, size: int) -> _Sampled:
+        every, begun = max(1, size // SAMPLE_BYTES // SAMPLES) * SAMPLE_BYTES, time.monotonic()
+        found = self._machines.all(SampleChange(copied.number, base.number, every=every))
+        sizes = sum(one.of for one in found)
+        return _Sampled(
+            sum(one.bytes for one in found),
+            sizes,
+            changed=sum(one.changed for one in found),
+            speed=_speed(sizes, begun),
+        )
 
 
 @dataclass(frozen=True)
@@ -193,7 +208,7 @@ class _Sampled:
 def _base_for(version: int, copied: WeightsCopy, kept: Mapping[int, VersionForm]) -> VersionForm | None:
     """The newest version, if a delta may rest on it."""
     newest = kept.get(max(kept, default=-1))
-    if newest is None or newest.manifest.version >= version or newest.files != copied.files:
+    if newest is None or newest.manifest.version >= version or newest.copy.files != copied.files:
         return None
     return newest if weights.same_layout(newest.manifest.tensors, copied.tensors) else None
 

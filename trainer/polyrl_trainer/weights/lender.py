@@ -27,6 +27,7 @@ from polyrl.weights.lending import (
     engine_settings,
     start_engine,
 )
+from polyrl.wire import FromPuller, GetLent
 from polyrl.wire.serving import Content
 
 SLOTS: Final = 128
@@ -79,3 +80,11 @@ class Lender:
             self.window[begin : begin + size] = content.data
         loan = Loan(self.port, self._address + begin, size=size, ticket=ticket)
         return Content(memoryview(encode_loan(loan)), nullcontext, is_loan=True)
+
+
+def lent(lender: Lender | None, request: FromPuller, found: Content | None) -> Content | None:
+    """What answers `request`, which found this."""
+    if lender is None or not isinstance(request, GetLent):
+        return found
+    lender.take_back(request.returned)
+    return None if found is None else lender.lend(found)

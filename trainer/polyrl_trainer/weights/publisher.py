@@ -7,12 +7,11 @@ no receiver.
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,18 +26,21 @@ from polyrl.errors import ProtocolError
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.weights import CHUNK_BYTES, FIRST_EPOCH, TensorEntry, WeightsRef
 from polyrl.weights.planning import USUAL_BANDWIDTH, versions_kept
-from polyrl.wire import FromPuller, GetLent, GetManifest
+from polyrl.weights.shares import machine_of, share_stream
+from polyrl.wire import FromPuller, GetManifest
 from polyrl.wire.sealing import Handshake, LastingKeys
 from polyrl.wire.serving import Content
-from polyrl_trainer.backend import RoomOfSize
+from polyrl_trainer.backend import OtherMachines, RoomOf, RoomPlace, WeightsRoom
 from polyrl_trainer.backends.weight_stream import write_stream
 from polyrl_trainer.weights.forms import FormMaker, Taken, VersionForm, WeightsCopy, file_entries
-from polyrl_trainer.weights.images import Image, Images
-from polyrl_trainer.weights.lender import Lender
+from polyrl_trainer.weights.lender import Lender, lent
+from polyrl_trainer.weights.machines import Machines
 from polyrl_trainer.weights.server import MAX_BYTES, MAX_CONNECTIONS, STALL_S, WeightServer, dialled_endpoint
+from polyrl_trainer.weights.share import WeightShare
+from polyrl_trainer.weights.share_commands import CheckCopy, KeepDelta, KeepVersions, PrepareCopy
 
-Export: TypeAlias = Callable[[RoomOfSize], list[TensorEntry]]
-"""Copies weights into a room of their size; see `TrainingBackend.export_weights`."""
+Export: TypeAlias = Callable[[RoomOf], list[TensorEntry]]
+"""Copies weights into a room for them; see `TrainingBackend.export_weights`."""
 
 log = structlog.get_logger(__name__)
 
@@ -59,21 +61,23 @@ class WeightPublisher:
         deltas: bool | None = None,
         lender: Lender | None = None,
         run_epoch: int = FIRST_EPOCH,
+        others: OtherMachines | None = None,
     ) -> None:
         """Binds and serves; `advertise`, if given, is the host that agents reach it by, in place of the one bound.
         `max_bytes` may be on their way to all together, and who reads none of it for `stall_s` makes room.
         `deltas`: whether they are made whatever is quicker. `lender`: lends chunks to those who ask for loans.
-        `run_epoch`: the start of the run; engines of another one refuse what is published here.
+        `run_epoch`: the start of the run; engines of another one refuse what is published here. `others`: machines that
+        keep and serve a share each.
 
         Raises InvalidData for a bad key file, OSError when `bind` is taken."""
         keys = read_keys(TrainerKeys, key_file)
         self._public_key, self._keep, self._lender = keys.public_key, keep, lender
-        self._images = Images()
         self._kept: dict[int, VersionForm] = {}
-        self._in_use: list[Image] = []
+        self._copies, self._needed, self._counts = itertools.count(), set[int](), threading.Lock()
+        """Numbers of copies, those that may still be published or rest under others, and who changes these."""
         self._taken, self._counting = Taken(), threading.Lock()
-        self._hashing = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="weight-hash")
-        self.forms = FormMaker(self._hashing.map, chunk_bytes, deltas, run_epoch)
+        self._machines = Machines(WeightShare(), others)
+        self.forms = FormMaker(self._machines, chunk_bytes, deltas, run_epoch)
         lasting = LastingKeys.of(keys.secret_key, keys.public_key, keys.agent_public_key)
         self.server = WeightServer(
             bind,
@@ -86,24 +90,42 @@ class WeightPublisher:
         self.endpoint = dialled_endpoint(self.server, advertise)
 
     def snapshot(self, export: Export, files: dict[str, bytes]) -> WeightsCopy:
-        """A copy: the weights may change afterwards. Raises what `export` does; its image is then used no more, since
+        """A copy: the weights may change afterwards. Raises what `export` does; its memory is then used no more, since
         a rank may still write."""
-        taken: list[Image] = []
+        with self._counts:
+            copy = next(self._copies)
+            self._needed.add(copy)
+            needed = sorted(self._needed)
 
-        def room(size: int) -> Image:
-            taken.append(self._images.take(size))
-            return taken[-1]
+        def room(places: Sequence[TensorEntry]) -> WeightsRoom:
+            shares = share_stream(places, self._machines.number)
+            tensors: list[list[TensorEntry]] = [[] for _ in shares]
+            for place in places:
+                tensors[machine_of(place.offset, shares)].append(place)
+            commands = [
+                PrepareCopy(copy, needed, share=share, tensors=own) for share, own in zip(shares, tensors, strict=True)
+            ]
+            rooms = [
+                RoomPlace(answer.path, answer.name, begin=share.begin, end=share.held)
+                for share, answer in zip(shares, self._machines.each(commands), strict=True)
+            ]
+            return WeightsRoom(self._machines.own.image_of(copy), tuple(rooms))
 
-        places = export(room)
-        return WeightsCopy(taken[-1], places, files=files)
+        return WeightsCopy(copy, export(room), files=files)
 
     def drop(self, snapshot: WeightsCopy) -> None:
-        """It is not published after all."""
-        self._images.give_back(snapshot.image)
+        """It is not published after all; its memory is the next one's."""
+        with self._counts:
+            self._needed.discard(snapshot.number)
 
     def content(self, snapshot: WeightsCopy) -> bytes:
         """`weights.weights_hash` of what it will be."""
-        self._check(snapshot)
+        if not snapshot.receipt:
+            checked = self._machines.all(CheckCopy(snapshot.number))
+            sums = [one for of_share in checked for one in of_share.checksums]
+            pairs = zip(snapshot.tensors, sums, strict=True)
+            snapshot.tensors = [replace(place, checksum=checksum) for place, checksum in pairs]
+            snapshot.receipt = weights.receipt_of_sample(b"".join(one.sample for one in checked))
         return weights.weights_hash(snapshot.tensors, file_entries(snapshot.files))
 
     @property
@@ -122,13 +144,13 @@ class WeightPublisher:
         form = self._kept.get(version)
         if form is not None:
             self.drop(snapshot)
-            if weights.weights_hash(form.manifest.tensors, file_entries(form.files)) != content:
+            if weights.weights_hash(form.manifest.tensors, file_entries(form.copy.files)) != content:
                 raise ProtocolError(f"weight version {version} was published before with other content")
             return self._ref(form, content)
         taken, self._taken = self._taken, Taken()
         if not self.server.is_sending and self._lender is None:  # of what is lent nobody knows whether it has come
             self.forms.note_copies(self._kept, taken)
-        bandwidth = self.server.bandwidth or USUAL_BANDWIDTH
+        bandwidth = (self.server.bandwidth or USUAL_BANDWIDTH) * self._machines.number
         form = self.forms.make(version, snapshot, self._kept, taken.manifests, bandwidth)
         self._hold(form)
         seconds = round(time.monotonic() - begun, 3)
@@ -143,22 +165,16 @@ class WeightPublisher:
             public_key=self._public_key,
             manifest_hash=weights.manifest_hash(form.body),
             content=content,
-            vocabulary=_of_config(form.files, "vocab_size"),
-            receipt=weights.receipt_of(form.image.data),
-            positions=_of_config(form.files, "max_position_embeddings"),
+            vocabulary=_of_config(form.copy.files, "vocab_size"),
+            receipt=form.copy.receipt,
+            positions=_of_config(form.copy.files, "max_position_embeddings"),
+            others=self._machines.endpoints(),
         )
 
     def close(self) -> None:
         """Ends threads and connections; idempotent."""
         self.server.close()
-        self._hashing.shutdown()
-
-    def _check(self, snapshot: WeightsCopy) -> None:
-        def checked(place: TensorEntry) -> TensorEntry:
-            data = snapshot.image.data[place.offset : place.offset + place.size]
-            return place if place.checksum else replace(place, checksum=weights.tensor_checksum(data))
-
-        snapshot.tensors = list(self._hashing.map(checked, snapshot.tensors))
+        self._machines.close()
 
     def _hold(self, made: VersionForm) -> None:
         """Swaps in a new dict whole: the serving threads read it without a lock."""
@@ -166,20 +182,27 @@ class WeightPublisher:
         bases = {number: form.manifest.base for number, form in held.items()}
         sizes = {number: form.manifest.total_bytes for number, form in held.items()}
         stay = versions_kept(bases, sizes, self._keep, (self._keep + 1) * made.manifest.stream_bytes)
-        self._kept = {number: held[number] for number in sorted(stay)}
-        needed = [form.image for form in self._kept.values() if form.manifest.base is None or form is made]
-        for image in [*self._in_use, made.image]:
-            if image not in needed:
-                self._images.give_back(image)
-        self._in_use = needed
+        if made.chunks:
+            self._machines.each(self._of_delta(made))
+        before, self._kept = self._kept, {number: held[number] for number in sorted(stay)}
+        rests = {form.copy.number for form in self._kept.values() if form.manifest.base is None or form is made}
+        with self._counts:
+            self._needed -= {form.copy.number for form in before.values()} - rests
+            needed = sorted(self._needed)
+        anchors = {number: form.copy.number for number, form in self._kept.items() if form.manifest.base is None}
+        self._machines.all(KeepVersions(anchors, [*(self._kept.keys() - anchors.keys())], needed=needed))
+
+    def _of_delta(self, made: VersionForm) -> list[KeepDelta]:
+        """All of it this machine keeps, which is asked for what others cannot be reached for."""
+        hashes = [chunk.hash for chunk in made.manifest.chunks]
+        dealt: list[dict[bytes, bytes]] = [dict(zip(hashes, made.chunks, strict=True))]
+        for machine in range(1, self._machines.number):
+            dealt.append({one: content for one, content in dealt[0].items() if made.machines[one] == machine})
+        return [KeepDelta(made.manifest.version, chunks) for chunks in dealt]
 
     def _find(self, request: FromPuller) -> Content | None:
         """Called by serving threads."""
-        found = self._content_of(request)
-        if self._lender is None or not isinstance(request, GetLent):
-            return found
-        self._lender.take_back(request.returned)
-        return None if found is None else self._lender.lend(found)
+        return lent(self._lender, request, self._content_of(request))
 
     def _content_of(self, request: FromPuller) -> Content | None:
         kept = self._kept.get(request.version)
@@ -189,13 +212,13 @@ class WeightPublisher:
             with self._counting:
                 self._taken.manifests[request.version] += 1
             return Content(memoryview(kept.body), nullcontext)
-        reading, data = kept.image.reading(), kept.chunks.get(request.hash)
-        # In this order: an image that was given back before is not read.
-        if data is None or self._kept.get(request.version) is not kept:
-            return None
+        own, machine = self._machines.own.find(request.version, request.hash), kept.machines.get(request.hash)
+        if own is None:
+            return self._machines.relay(machine, request.version, request.hash) if machine else None
         with self._counting:
-            self._taken.bytes[request.version] += len(data)
-        return Content(data, reading if kept.manifest.base is None else nullcontext)
+            # What it gives of its own share the other machines give of theirs.
+            self._taken.bytes[request.version] += 0 if machine else len(own.data) * self._machines.number
+        return own
 
 
 def _of_config(files: dict[str, bytes], name: str) -> int:

@@ -14,12 +14,14 @@ from polyrl.weights.fetch_plan import (
     PEER_AHEAD,
     PUBLISHER,
     PUBLISHER_AHEAD,
+    REACH_S,
     SHARED_AHEAD,
     SLOW_FACTOR,
     SLUGGISH_S,
     STALL_S,
     FetchPlan,
     Flags,
+    Source,
 )
 from polyrl.weights.manifest import ChunkEntry, digest
 
@@ -44,7 +46,7 @@ def has(plan: FetchPlan, peer: str, *held: int, coming: tuple[int, ...] = (), no
     plan.note(peer, flags(*held), flags(*coming), now, fetches=True)
 
 
-def asked_of(plan: FetchPlan, source: str, now: float = 0.0) -> list[int]:
+def asked_of(plan: FetchPlan, source: Source, now: float = 0.0) -> list[int]:
     """All that it is asked for now."""
     return list(iter(lambda: plan.next(source, now), None))
 
@@ -175,7 +177,7 @@ def test_what_a_source_that_is_left_was_asked_for_is_to_be_had_again() -> None:
 def test_what_a_connection_of_the_publisher_did_not_bring_is_to_be_had_again() -> None:
     plan = FetchPlan(CHUNKS)
     assert asked_of(plan, PUBLISHER)[:2] == [0, 1]
-    plan.give_back([0])
+    plan.give_back(PUBLISHER, [0])
     assert plan.next(PUBLISHER, 1.0) == 0
 
 
@@ -186,7 +188,7 @@ def test_what_an_agent_lacks_is_asked_of_others() -> None:
     assert 0 not in asked_of(plan, PUBLISHER)
     plan.lacks("liar", 0)
     assert asked_of(plan, "liar") == []
-    plan.give_back([1])
+    plan.give_back(PUBLISHER, [1])
     assert asked_of(plan, PUBLISHER) == [0]
 
 
@@ -312,3 +314,70 @@ def test_whoever_dies_the_others_get_all_and_the_publisher_sends_little_more_tha
     stalls = int((1 + len(dying)) * MAX_RANK * STALL_S / Swarm.ROUND_S)
     assert swarm.run(chunks + receivers + stalls)
     assert swarm.sent <= (1 + len(dying)) * chunks + SHARED_AHEAD * receivers
+
+
+# --- a publisher of two machines --------------------------------------------------------------------------------------
+
+OF_TWO = (0, 1) * 6
+SECOND = 1
+ODD = list(range(1, 12, 2))
+
+
+def two_machines() -> FetchPlan:
+    plan = FetchPlan(CHUNKS, machines=OF_TWO)
+    plan.reach(SECOND)
+    return plan
+
+
+def test_each_machine_is_asked_for_its_own_chunks() -> None:
+    plan = two_machines()
+    assert asked_of(plan, PUBLISHER, 100.0) == [0, 2, 4, 6, 8, 10]
+    assert asked_of(plan, SECOND, 100.0) == ODD
+    plan.came(SECOND, 1, 100.1)
+    assert not plan.is_slow(SECOND, 3, 200.0), "nobody else has it"
+
+
+def test_one_that_is_not_reached_is_asked_for_by_the_first_after_a_while() -> None:
+    plan = FetchPlan(CHUNKS, machines=OF_TWO)
+    assert asked_of(plan, PUBLISHER, REACH_S) == [0, 2, 4, 6, 8, 10]
+    for chunk in range(0, 12, 2):
+        plan.came(PUBLISHER, chunk, REACH_S)
+    assert asked_of(plan, PUBLISHER, REACH_S + 0.1) == ODD
+
+
+def test_one_whose_last_connection_has_ended_is_left_and_asked_again_when_it_is_back() -> None:
+    plan = two_machines()
+    plan.reach(SECOND)
+    for chunk in asked_of(plan, PUBLISHER):
+        plan.came(PUBLISHER, chunk, 0.1)
+    taken = asked_of(plan, SECOND)
+    plan.lose(SECOND, 10.0)
+    plan.came(SECOND, taken.pop(), 10.5)
+    assert asked_of(plan, PUBLISHER, 19.0) == [], "the other one brings something"
+    plan.give_back(SECOND, taken)
+    plan.lose(SECOND, 20.0)
+    assert asked_of(plan, PUBLISHER, 20.0 + REACH_S) == []
+    assert plan.next(PUBLISHER, 20.1 + REACH_S) == 1
+    plan.reach(SECOND)
+    plan.came(SECOND, asked_of(plan, SECOND, 30.0)[0], 30.0)
+    assert asked_of(plan, PUBLISHER, 40.0) == []
+
+
+def test_one_whose_connections_end_before_anything_comes_is_as_good_as_not_reached() -> None:
+    plan = FetchPlan(CHUNKS, machines=OF_TWO)
+    for chunk in asked_of(plan, PUBLISHER):
+        plan.came(PUBLISHER, chunk, 0.0)
+    for again in range(4):
+        plan.reach(SECOND)
+        plan.give_back(SECOND, asked_of(plan, SECOND, again / 4))
+        plan.lose(SECOND, again / 4)
+    plan.reach(SECOND)
+    assert asked_of(plan, PUBLISHER, 0.9) == []
+    assert asked_of(plan, PUBLISHER, 1.1) == ODD
+
+
+def test_one_that_does_not_keep_the_version_is_asked_no_more() -> None:
+    plan = two_machines()
+    plan.refuse(SECOND)
+    assert asked_of(plan, SECOND) == []
+    assert asked_of(plan, PUBLISHER) == list(range(PUBLISHER_AHEAD))

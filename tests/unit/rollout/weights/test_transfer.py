@@ -64,6 +64,6 @@ class Places:
 @pytest.mark.parametrize("at", range(8))
 def test_no_chunk_is_lost_with_its_connection(fault: str, at: int) -> None:
     steps, places = ["goes on"] * at + [fault], Places()
-    transfer = Transfer(WeightsRef(0), lambda _: Connection(steps), 1.0, 5.0, streams=1)  # type: ignore[arg-type, return-value]
+    transfer = Transfer(WeightsRef(0), lambda *_: Connection(steps), 1.0, 5.0, streams=1)  # type: ignore[arg-type, return-value]
     transfer.chunks(MANIFEST, CHUNKS, places)  # type: ignore[arg-type]
     assert sorted(places.came) == [chunk.hash for chunk in CHUNKS]

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from polyrl_trainer.backend import RoomPlace
 from polyrl_trainer.backends.configs import (
     AdapterConfig,
     EngineConfig,
@@ -140,12 +141,10 @@ class DiscardCommand(msgspec.Struct, frozen=True, tag="discard"):
 
 
 class ExportCommand(msgspec.Struct, frozen=True, tag="export"):
-    """Each rank its own rows into the leader's image, of `size` bytes; see `polyrl_trainer.backend.WeightsRoom`."""
+    """Each rank its own rows into the images of a version, one on each machine."""
 
     number: int
-    path: str
-    name: str
-    size: int
+    rooms: tuple[RoomPlace, ...]
 
 
 class SaveCommand(msgspec.Struct, frozen=True, tag="save"):

@@ -22,7 +22,7 @@ import torch
 
 from polyrl.errors import GroupLost, PolyRLError
 from polyrl.weights import TensorEntry
-from polyrl_trainer.backend import Loss, RoomOfSize, StepResult, TrainFuture
+from polyrl_trainer.backend import Loss, RoomOf, StepResult, TrainFuture
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.device_load import MatrixSizes, device_numbers
 from polyrl_trainer.backends.fsdp import commands
@@ -47,7 +47,6 @@ from polyrl_trainer.backends.learners import Learner
 from polyrl_trainer.backends.models.model_factory import serving_files
 from polyrl_trainer.backends.packing import learned_positions, loss_inputs, unpack
 from polyrl_trainer.backends.policy import Background, ReferenceScores, effective_temperature
-from polyrl_trainer.backends.weight_stream import stream_bytes
 from polyrl_trainer.losses.sft import merge
 from polyrl_trainer.sample import Sample
 
@@ -207,7 +206,7 @@ class ShardedBackend(Learner):
     def discard_gradients(self) -> TrainFuture[None]:
         return self._submit(self._all_do, DiscardCommand(self._number), lambda: self._model.updating().drop_gradients())
 
-    def export_weights(self, room: RoomOfSize) -> list[TensorEntry]:
+    def export_weights(self, room: RoomOf) -> list[TensorEntry]:
         """Every rank copies its own rows."""
         return self._learners.background.wait_for("a snapshot of the weights", self._export, room)
 
@@ -307,11 +306,10 @@ class ShardedBackend(Learner):
         }
         return {**device, **{name: float(count) for name, count in counts.items()}}
 
-    def _export(self, room: RoomOfSize) -> list[TensorEntry]:
+    def _export(self, room: RoomOf) -> list[TensorEntry]:
         places = self._model.served()
-        size = stream_bytes(places)
-        made = room(size)
-        command = ExportCommand(self._number, made.path, name=made.name, size=size)
+        made = room(places)
+        command = ExportCommand(self._number, made.places)
         self._all_do(command, lambda: self._model.export(command, made.data))
         return places
 

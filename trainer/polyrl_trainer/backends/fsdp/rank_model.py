@@ -18,7 +18,7 @@ import xxhash
 from polyrl.errors import InvalidData, RunFailed
 from polyrl.manifest.spec import CpuOffload
 from polyrl.weights import TensorEntry
-from polyrl_trainer.backend import StepResult, TrainFuture
+from polyrl_trainer.backend import RoomPlace, StepResult, TrainFuture
 from polyrl_trainer.backends import training_state
 from polyrl_trainer.backends.device_load import give_back
 from polyrl_trainer.backends.fsdp.commands import CreateCommand, ExportCommand, LearnCommand, ScoreCommand, Work
@@ -126,12 +126,12 @@ class RankModel:
         return stream_places(self._named(lora.base_state(self.policy.model)), self._serving)
 
     def export(self, work: ExportCommand, image: memoryview | None = None) -> None:
-        """Into the leader's `image`, which a follower finds."""
+        """Into the image of this rank's machine, which the leader has and a follower finds, and those of others."""
 
-        def find() -> memoryview | None:
-            return self._images.find(work.path, work.name, work.size) if image is None else image
+        def find(room: RoomPlace) -> memoryview:
+            return self._images.find(room) if image is None else image
 
-        export_rows(self._stored(), self.served(), find, self._ranks)
+        export_rows(self._stored(), self.served(), work.rooms, find, self._ranks)
 
     # --- checkpoints: the same files as a single process writes -------------------------------------------------------
 

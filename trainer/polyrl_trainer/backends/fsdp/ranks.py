@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, TypeVar
@@ -37,6 +38,8 @@ GATHER_POLL_S: Final = 0.02
 """Between two looks for those who are still to come; their start takes seconds."""
 REASON_BYTES: Final = 512
 """Of a failure that a rank tells the others."""
+UNDER_WAY: Final = 4
+"""Pieces that a rank gives at once: the next one is copied, and goes to another, while one is on its way."""
 REPLICATE, SHARD = "replicate", "shard"
 """Dimensions of a mesh."""
 LOOPBACK_DEVICE: Final = "lo"
@@ -242,13 +245,6 @@ class Ranks:
         dist.scatter(mine, padded, LEADER)
         return mine[:, : counts[self.place.rank]]
 
-    def flags(self, yes: bool) -> list[bool]:
-        """Of each rank, what it called this with."""
-        own = torch.tensor([yes])
-        found = [torch.empty_like(own) for _ in range(self.place.ranks)]
-        dist.all_gather(found, own, self._commands)
-        return [bool(one) for one in found]
-
     def give(self, content: torch.Tensor) -> None:
         """To the leader, from memory of the host; it calls `take` for each."""
         dist.send(content, LEADER)
@@ -256,6 +252,19 @@ class Ranks:
     def take(self, into: torch.Tensor, rank: int) -> None:
         """Inverse of `give`."""
         dist.recv(into, rank)
+
+    def exchange(self, takes: Iterable[tuple[torch.Tensor, int]], gives: Iterable[tuple[torch.Tensor, int]]) -> None:
+        """Fills what each rank of `takes` gives, in the order in which that one gives it; all ranks at the same time,
+        from and to memory of the host."""
+        # All that may come is awaited before anything is given: nobody waits for one who waits for him.
+        coming = [dist.irecv(into, rank) for into, rank in takes]
+        going = deque[dist.Work]()
+        for piece, rank in gives:
+            going.append(dist.isend(piece, rank))
+            if len(going) >= UNDER_WAY:
+                going.popleft().wait()
+        for work in (*going, *coming):
+            work.wait()
 
     def together(self, work: Callable[[], R], *, saving: bool = False) -> R:
         """Runs `work`, in which no rank waits for another, and fails on every rank where it fails on one: with its own

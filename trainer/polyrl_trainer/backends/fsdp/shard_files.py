@@ -55,10 +55,13 @@ class HeldRows:
         return cls(first, min(first + each, count))
 
 
-def hands_over(tensor: torch.Tensor, rank: int) -> bool:
-    """Whether files and versions have what `rank` holds of it from this rank: of several copies the first one's ranks
-    give their rows, and what is not sharded the leader gives."""
-    return rank < (tensor.device_mesh.shape[-1] if isinstance(tensor, DTensor) else LEADER + 1)
+def hands_over(tensor: torch.Tensor, rank: int, near: int = LEADER) -> bool:
+    """Whether files and versions have what `rank` holds of it from this rank: of several copies the ranks of that in
+    which `near` is give their rows, and what is not sharded the leader gives."""
+    if not isinstance(tensor, DTensor):
+        return rank == LEADER
+    ranks = tensor.device_mesh.shape[-1]
+    return rank // ranks == near // ranks
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,10 +16,12 @@ import torch
 
 from polyrl.errors import GroupLeft, GroupLost, RunFailed
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
+from polyrl_trainer.backend import OtherMachines
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.fsdp.heartbeat import SILENT_S, RankHeartbeat, RankLink
 from polyrl_trainer.backends.fsdp.leader import ShardedBackend, ShardedLearners
 from polyrl_trainer.backends.fsdp.pods.other_pods import OtherPods
+from polyrl_trainer.backends.fsdp.pods.shares import ShareLinks
 from polyrl_trainer.backends.fsdp.processes import LOST_EXIT, Followers, end_of, rank_device
 from polyrl_trainer.backends.fsdp.ranks import LEADER, LocalMeeting, RankPlace, Ranks
 from polyrl_trainer.backends.learners import Learners
@@ -86,6 +88,10 @@ class LearnerGroup(Learners):
     def reference(self, model: ModelConfig, engine: EngineConfig) -> ReferenceScores:
         return self._unless_lost(partial(self._learners.reference, model, engine))
 
+    @property
+    def machines(self) -> OtherMachines | None:
+        return None if self._others is None else _Machines(self._others.shares, self._lost_at)
+
     async def gather(self) -> None:
         """Whoever cancels this closes the group as well, which ends the thread that waits."""
         if self._others is not None:
@@ -113,6 +119,9 @@ class LearnerGroup(Learners):
         if isinstance(error := making.exception(), GroupLost) and not self._learners.is_lost:
             raise self._ended() from error
         return making.result()
+
+    def _lost_at(self, error: OSError) -> GroupLost:
+        return self._learners.lose(self._why_lost() or GroupLost(str(error)))
 
     def _is_one_gone(self) -> bool:
         return self._noted.is_set() or bool(self.followers.ended())
@@ -193,6 +202,13 @@ class LearnerGroup(Learners):
                 until = min(until, time.monotonic() + ECHO_S)
             time.sleep(RECHECK_S)
         return self._cause or echo
+
+
+class _Machines(OtherMachines):
+    """Those of the other pods."""
+
+    def __init__(self, shares: ShareLinks, lost: Callable[[OSError], GroupLost]) -> None:
+        self.number, self.endpoints, self.ask, self.lost = shares.number, shares.endpoints, shares.ask, lost
 
 
 def _settle(future: Future[R], make: Callable[[], R]) -> None:

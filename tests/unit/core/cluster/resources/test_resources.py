@@ -267,7 +267,13 @@ def test_a_trainer_of_several_pods_is_one_job_whose_pods_find_the_first_by_name(
     assert learner[learner.index("--pods-at") + 1] == f"{name}-0.{name}.ns.svc.cluster.local.:5004"
     index = next(entry for entry in container["env"] if entry["name"] == "POLYRL_POD_INDEX")["valueFrom"]["fieldRef"]
     assert index["fieldPath"] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    assert ("learners", 5004) in [(port["name"], port["containerPort"]) for port in container["ports"]]
+    ports = [(port["name"], port["containerPort"]) for port in container["ports"]]
+    assert ports == [("weights", 5003), ("learners", 5004)]
+    # Each serves its share of the weights, at its own address.
+    assert learner[learner.index("--weights-port") + 1] == "5003"
+    assert learner[learner.index("--advertise") + 1] == "$(POLYRL_ADVERTISE_HOST)"
+    address = next(entry for entry in container["env"] if entry["name"] == "POLYRL_ADVERTISE_HOST")
+    assert address["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
     children = {
         (child["kind"], child["metadata"]["name"]): child["spec"] for child in fixed_children(one) if "spec" in child
     }

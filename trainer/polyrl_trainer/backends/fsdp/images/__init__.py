@@ -1,7 +1,7 @@
-"""A version's one image, which all ranks write: each its own rows, so that none gathers anything.
+"""A version's images, one on each machine, which all ranks fill: each with its own rows, so that none gathers anything.
 
-    mapped   the leader's image in another rank's memory
-    rows     which rank writes what, and how rows come from ranks on other machines
+    mapped   a machine's image in a rank's memory
+    rows     which rank writes what, and how rows go to other machines
 
-`polyrl_trainer.weights.images` makes them.
+`polyrl_trainer.weights` makes them, and says which bytes each has.
 """

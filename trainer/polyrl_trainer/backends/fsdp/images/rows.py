@@ -1,73 +1,113 @@
-"""Every rank copies its own rows of every tensor to their places in the image of a version, all at the same time.
+"""Every rank copies its own rows of every tensor to their places in the images of a version, all at the same time.
 
-A rank on the leader's machine writes the image itself. One elsewhere has no part of that memory: it sends its rows, a
-piece at a time, which the leader receives in their places. What is not sharded, the leader writes.
+An image is of a part of the stream, on one machine. Its ranks write it themselves; those of other machines send what
+they have of that part, a piece at a time, to its first rank, which receives it in its place. So no machine gets more
+than its part. What is not sharded, the leader gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Final
 
 import torch
 
 from polyrl.weights import TensorEntry
+from polyrl_trainer.backend import RoomPlace
 from polyrl_trainer.backends.fsdp.ranks import Ranks
 from polyrl_trainer.backends.fsdp.shard_files import HeldRows, hands_over, local_part
-from polyrl_trainer.backends.weight_stream import DTYPES, tensor_at
+from polyrl_trainer.backends.weight_stream import DTYPES
 
 SENT_BYTES: Final = 32 << 20
-"""Of rows on their way to the leader: what a rank holds of them beside its shard."""
+"""Of rows on their way to another machine; `ranks.UNDER_WAY` of these a rank holds beside its shard."""
 
 Tensors = Mapping[str, torch.Tensor]
+Piece = tuple[torch.Tensor, int]
+"""uint8, and whom it goes to or comes from."""
 
 
 @torch.no_grad()
 def export_rows(
-    tensors: Tensors, places: Sequence[TensorEntry], find: Callable[[], memoryview | None], ranks: Ranks
+    tensors: Tensors,
+    places: Sequence[TensorEntry],
+    rooms: Sequence[RoomPlace],
+    find: Callable[[RoomPlace], memoryview],
+    ranks: Ranks,
 ) -> None:
-    """Every rank calls this at the same time. `find` gives the image, None where this rank has to send. Raises on every
-    rank when a rank cannot map or write it."""
-    image = ranks.together(find)
-    elsewhere = [rank for rank, sends in enumerate(ranks.flags(image is None)) if sends]
-    ranks.together(lambda: None if image is None else write_rows(tensors, places, image, ranks.place.rank))
-    for rank in elsewhere:
-        if rank == ranks.place.rank:
-            for piece in _own_pieces(rank, tensors, places):
-                ranks.give(piece)
-        elif ranks.leads and image is not None:
-            for piece in _pieces_of(rank, tensors, places, image):
-                ranks.take(piece, rank)
+    """Every rank calls this at the same time, with a room for each machine, which has equally many of them. `find`
+    gives the image of its own. Raises on every rank when a rank cannot map or write it."""
+    own, each = ranks.place.rank, ranks.place.ranks // len(rooms)
+    here = own // each
+    image = ranks.together(lambda: find(rooms[here]))
+    ranks.together(lambda: write_rows(tensors, places, rooms[here], image, own, near=here * each))
+    if len(rooms) > 1:
+        first = here * each
+        elsewhere = [rank for rank in range(ranks.place.ranks) if rank // each != here]
+        takes = (piece for rank in elsewhere for piece in taken(tensors, places, rooms[here], image, rank, near=first))
+        # Each begins with another one, so that all links are busy.
+        others = [(here + step) % len(rooms) for step in range(1, len(rooms))]
+        gives = (piece for to in others for piece in given(tensors, places, rooms[to], own, near=to * each))
+        ranks.exchange(takes if own == first else (), gives)
+        ranks.together(lambda: None)
 
 
-def write_rows(tensors: Tensors, places: Sequence[TensorEntry], image: memoryview, rank: int) -> None:
-    """This rank's part."""
+def write_rows(
+    tensors: Tensors, places: Sequence[TensorEntry], room: RoomPlace, image: memoryview, rank: int, near: int
+) -> None:
+    """What `rank`, which is this one, has for its own machine's room; `near` is that machine's first rank."""
+    for part in _parts(tensors, places, room, rank, near=near):
+        torch.frombuffer(part.of(image), dtype=part.dtype).copy_(part.values(tensors))
+
+
+def given(tensors: Tensors, places: Sequence[TensorEntry], room: RoomPlace, rank: int, near: int) -> Iterator[Piece]:
+    """What `rank`, which is this one, has for the room of another machine, at most SENT_BYTES each."""
+    for part in _parts(tensors, places, room, rank, near=near):
+        for values in torch.split(part.values(tensors), SENT_BYTES // part.dtype.itemsize):
+            yield values.to("cpu", part.dtype).contiguous().view(torch.uint8), near
+
+
+def taken(
+    tensors: Tensors, places: Sequence[TensorEntry], room: RoomPlace, image: memoryview, rank: int, near: int
+) -> Iterator[Piece]:
+    """Where what another `rank` gives belongs, sharing the image's memory."""
+    for part in _parts(tensors, places, room, rank, near=near):
+        for piece in torch.split(torch.frombuffer(part.of(image), dtype=torch.uint8), SENT_BYTES):
+            yield piece, rank
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Bytes [begin, end) of the stream, which a rank has of one tensor for one room."""
+
+    name: str
+    dtype: torch.dtype
+    begin: int
+    end: int
+    first: int
+    """Where the rank's rows of the tensor begin."""
+    room: int
+    """Where the room does."""
+
+    def of(self, image: memoryview) -> memoryview:
+        return image[self.begin - self.room : self.end - self.room]
+
+    def values(self, tensors: Tensors) -> torch.Tensor:
+        """Of this process's rows, as they are held."""
+        begin, end = ((at - self.first) // self.dtype.itemsize for at in (self.begin, self.end))
+        return local_part(tensors[self.name]).reshape(-1)[begin:end]
+
+
+def _parts(
+    tensors: Tensors, places: Sequence[TensorEntry], room: RoomPlace, rank: int, *, near: int
+) -> Iterator[_Part]:
     for place in places:
-        tensor = tensors[place.name]
-        if hands_over(tensor, rank):
-            rows = HeldRows.of(tensor)
-            whole = tensor_at(image, place)
-            part = whole[rows.first : rows.stop] if tensor.ndim else whole
-            part.copy_(local_part(tensor))
-
-
-def _own_pieces(rank: int, tensors: Tensors, places: Sequence[TensorEntry]) -> Iterator[torch.Tensor]:
-    """uint8, of at most SENT_BYTES, in the stream's order."""
-    for place in places:
-        if hands_over(tensor := tensors[place.name], rank):
-            dtype = DTYPES[place.dtype]
-            for rows in torch.split(local_part(tensor).reshape(-1), SENT_BYTES // dtype.itemsize):
-                if rows.numel():
-                    yield rows.to("cpu", dtype).contiguous().view(torch.uint8)
-
-
-def _pieces_of(rank: int, tensors: Tensors, places: Sequence[TensorEntry], image: memoryview) -> Iterator[torch.Tensor]:
-    """Where another rank's pieces belong, sharing the image's memory."""
-    for place in places:
-        if hands_over(tensor := tensors[place.name], rank):
-            rows = HeldRows.of(tensor, rank)
-            row_bytes = DTYPES[place.dtype].itemsize * prod(place.shape[1:])
-            begin, end = (place.offset + row * row_bytes for row in (rows.first, rows.stop))
-            if begin < end:
-                yield from torch.split(torch.frombuffer(image[begin:end], dtype=torch.uint8), SENT_BYTES)
+        tensor, dtype = tensors[place.name], DTYPES[place.dtype]
+        if not hands_over(tensor, rank, near):
+            continue
+        rows, row_bytes = HeldRows.of(tensor, rank), dtype.itemsize * prod(place.shape[1:])
+        first, stop = (place.offset + row * row_bytes for row in (rows.first, rows.stop))
+        begin, end = max(first, room.begin), min(stop, room.end)
+        if begin < end:
+            yield _Part(place.name, dtype, begin=begin, end=end, first=first, room=room.begin)

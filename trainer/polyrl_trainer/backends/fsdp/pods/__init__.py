@@ -2,6 +2,7 @@
 
     words        what two pods tell each other
     link         the connection that they tell it on: authenticated and encrypted by the trainer's key, with heartbeats
+    shares       what the first pod asks the others about their shares of weight versions
     other_pods   the first pod's side: who is there, who is gone
     member       the side of another pod: waits for the first, starts ranks, ends as the first one says
 

@@ -13,12 +13,14 @@ from contextlib import suppress
 from typing import Final
 
 from polyrl.errors import ProtocolError
-from polyrl.wire.sealing import PUBLIC_BYTES, Handshake, LastingKeys, Opener, Sealer
+from polyrl.wire.sealing import PUBLIC_BYTES, Handshake, LastingKeys, Opener, Sealer, sealed_frames
+from polyrl.wire.serving import SIZE_BYTES, new_room
 from polyrl_trainer.backends.fsdp.heartbeat import PeerLink
 from polyrl_trainer.backends.fsdp.pods.words import FRAME_BYTES, HeartbeatWord, PodWord, frame_of, word_of
 
 PROTOCOL: Final = b"polyrl trainer 1"
 ABOUT: Final = b"pod"
+ABOUT_BYTES: Final = b"share"
 SEALED_BYTES: Final = FRAME_BYTES + Sealer.overhead
 POD_HANDSHAKE_S: Final = 10.0
 """From a connection to the first word of the other side, which does nothing else meanwhile."""
@@ -30,6 +32,9 @@ class PodLink(PeerLink):
     def __init__(self, connection: socket.socket, sealer: Sealer, opener: Opener, until: float | None) -> None:
         """`until`: by when its first word must be here, on the monotonic clock."""
         self._until = until
+        connection.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # or a small answer waits for its question's echo
         self._connection, self._sealer, self._opener = connection, sealer, opener
         self._saying = threading.Lock()
         self._heard = threading.Event()
@@ -76,6 +81,31 @@ class PodLink(PeerLink):
         self._opener.open(_exactly(self._connection, SEALED_BYTES, self._until), ABOUT, memoryview(content))
         self._heard.set()
         return word_of(bytes(content))
+
+    def send_bytes(self, content: bytes, within_s: float | None = None) -> None:
+        """Any number of bytes, after words. Raises OSError when the other side is gone, or takes none of it for so
+        long."""
+        room, about = new_room(), ABOUT_BYTES
+        self._connection.settimeout(within_s)
+        with self._saying:
+            size = len(content).to_bytes(SIZE_BYTES, "big")
+            self._connection.sendall(self._sealer.seal(size, about, room))
+            for begin, end in sealed_frames(len(content)):
+                self._connection.sendall(self._sealer.seal(memoryview(content)[begin:end], about, room))
+
+    def next_bytes(self, within_s: float | None = None) -> bytes:
+        """Inverse of `send_bytes`. Raises as `next`, and TimeoutError when not all has come by then."""
+        until = None if within_s is None else time.monotonic() + within_s
+        size = bytearray(SIZE_BYTES)
+        self._open(memoryview(size), until)
+        content = memoryview(bytearray(int.from_bytes(size, "big")))
+        for begin, end in sealed_frames(len(content)):
+            self._open(content[begin:end], until)
+        return bytes(content)
+
+    def _open(self, content: memoryview, until: float | None) -> None:
+        sealed = _exactly(self._connection, len(content) + Sealer.overhead, until)
+        self._opener.open(sealed, ABOUT_BYTES, content)
 
     def listen(self, take: Callable[[PodWord], None], ended: Callable[[str], None]) -> None:
         """From now on each word but heartbeats goes to `take`, and a connection's end to `ended`: with what was wrong

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -22,6 +23,7 @@ from polyrl.wire.sealing import LastingKeys
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_trainer.backends.fsdp.heartbeat import SILENT_S, RankHeartbeat, RankLink
 from polyrl_trainer.backends.fsdp.pods.link import PodLink
+from polyrl_trainer.backends.fsdp.pods.shares import PodShare, ShareAnswers
 from polyrl_trainer.backends.fsdp.pods.words import (
     REASON_CHARACTERS,
     HelloWord,
@@ -76,10 +78,16 @@ class PodMember:
     """One start of a pod."""
 
     def __init__(
-        self, place: MemberPlace, keys: LastingKeys, was_done: Callable[[], bool], silent_s: float = SILENT_S
+        self,
+        place: MemberPlace,
+        keys: LastingKeys,
+        was_done: Callable[[], bool],
+        silent_s: float = SILENT_S,
+        share: PodShare | None = None,
     ) -> None:
-        """`was_done` tells whether the run got to its end before: then nobody is there to be found."""
-        self._place, self._keys, self._was_done, self._silent_s = place, keys, was_done, silent_s
+        """`was_done` tells whether the run got to its end before: then nobody is there to be found. `share`: of weight
+        versions, where there are engines."""
+        self._place, self._keys, self._was_done, self._silent_s, self._share = place, keys, was_done, silent_s, share
         self._asked = asyncio.Event()
 
     async def run(self) -> int:
@@ -137,11 +145,14 @@ class PodMember:
         link.listen(lambda word: _take(word, end), lambda fault: end(OverWord(done=False, kill=True)))
         heartbeat.add("the trainer's first pod", link, lambda sentence: end(OverWord(done=False, kill=True)))
         leaving = asyncio.ensure_future(self._send_when_asked(link))
+        answers = self._answers()
         try:
             verdict = await self._verdict(followers, link, over=over, lost=lost)
         finally:
             leaving.cancel()
             heartbeat.close()
+            if answers is not None:
+                answers.close()
         if verdict is None or verdict.kill:
             followers.kill()
         await asyncio.to_thread(followers.close)
@@ -150,6 +161,11 @@ class PodMember:
         if verdict is None:
             return TEMPORARY_EXIT
         return 0 if verdict.done else HANDED_OVER_EXIT
+
+    def _answers(self) -> ShareAnswers | None:
+        if self._share is None:
+            return None
+        return ShareAnswers(partial(PodLink.dial, self._place.leader, self._keys), self._place.pod, self._share)
 
     async def _verdict(
         self, followers: Followers, link: PodLink, *, over: asyncio.Future[OverWord], lost: asyncio.Future[str]

@@ -17,7 +17,16 @@ from polyrl.errors import DeadlineExceeded, GroupLeft, GroupLost, PolyRLError, P
 from polyrl.wire.sealing import LastingKeys
 from polyrl_trainer.backends.fsdp.heartbeat import RankHeartbeat
 from polyrl_trainer.backends.fsdp.pods.link import PodLink
-from polyrl_trainer.backends.fsdp.pods.words import HelloWord, LeavingWord, LostWord, OverWord, PodWord, WelcomeWord
+from polyrl_trainer.backends.fsdp.pods.shares import ShareLinks
+from polyrl_trainer.backends.fsdp.pods.words import (
+    HelloWord,
+    LeavingWord,
+    LostWord,
+    OverWord,
+    PodWord,
+    ShareWord,
+    WelcomeWord,
+)
 from polyrl_trainer.backends.fsdp.ranks import RemoteMeeting
 from polyrl_trainer.dropped_messages import DroppedMessages
 
@@ -50,6 +59,8 @@ class OtherPods:
         self._greeted: list[socket.socket] = []
         self._refused = DroppedMessages("connections that are of no pod of this trainer")
         self._over, self._closed = False, threading.Event()
+        self.shares = ShareLinks(number)
+        """Of weight versions."""
 
     @property
     def meeting(self) -> RemoteMeeting:
@@ -92,6 +103,7 @@ class OtherPods:
             listener.close()
         for link in self._links.values():
             link.close()
+        self.shares.close()
 
     # --- below: on threads of its own ---------------------------------------------------------------------------------
 
@@ -117,7 +129,7 @@ class OtherPods:
         try:
             link = PodLink.answer(connection, self._keys)
             hello = link.next()
-            if not isinstance(hello, HelloWord) or not 1 <= hello.pod <= self.number:
+            if not isinstance(hello, HelloWord | ShareWord) or not 1 <= hello.pod <= self.number:
                 raise ProtocolError(f"its first word is {hello}")
         except (OSError, PolyRLError) as error:
             self._refuse(connection, error)
@@ -125,7 +137,10 @@ class OtherPods:
         with self._changed:
             if connection in self._greeted:
                 self._greeted.remove(connection)
-        self._take_in(hello.pod, link)
+        if isinstance(hello, ShareWord):
+            self.shares.add(hello, link)
+        else:
+            self._take_in(hello.pod, link)
 
     def _refuse(self, connection: socket.socket, why: Exception) -> None:
         with self._changed:

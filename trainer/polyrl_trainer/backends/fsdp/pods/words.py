@@ -20,6 +20,14 @@ class HelloWord(msgspec.Struct, frozen=True, tag="hello"):
     pod: int
 
 
+class ShareWord(msgspec.Struct, frozen=True, tag="share"):
+    """The first on a connection on which the first pod asks, and this one answers, about its share of versions."""
+
+    pod: int
+    endpoint: str
+    """Where it serves that."""
+
+
 class WelcomeWord(msgspec.Struct, frozen=True, tag="welcome"):
     """The first pod's answer: the port of the store where ranks meet."""
 
@@ -51,7 +59,7 @@ class OverWord(msgspec.Struct, frozen=True, tag="over"):
     """Ranks do not end by themselves."""
 
 
-PodWord = HelloWord | WelcomeWord | HeartbeatWord | LeavingWord | LostWord | OverWord
+PodWord = HelloWord | ShareWord | WelcomeWord | HeartbeatWord | LeavingWord | LostWord | OverWord
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[PodWord] = msgspec.msgpack.Decoder(PodWord)

@@ -1,0 +1,221 @@
+"""A publisher of several machines: each hashes, encodes and serves its share, and what is published is what one machine
+publishes; whoever cannot reach one of them gets its chunks by the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from msgspec import structs
+
+from polyrl.errors import GroupLost
+from polyrl.weights import WeightsRef
+from polyrl.weights.deltas import PART_BYTES
+from polyrl.weights.shares import chunk_machines
+from polyrl.wire import FromPuller
+from polyrl.wire.serving import Content
+from polyrl_rollout.weights.puller import Puller
+from polyrl_rollout.weights.staging import Staging
+from polyrl_rollout.weights.transfer import PullFailed
+from polyrl_trainer.backend import OtherMachines
+from polyrl_trainer.testing.memory_publisher import spread
+from polyrl_trainer.weights.forms import WeightsCopy
+from polyrl_trainer.weights.publisher import WeightPublisher
+from polyrl_trainer.weights.share import ShareServer
+from tests.integration.weights.conftest import CHUNK, FILES, SEALED_ONLY, Keys
+from tests.integration.weights.test_deltas import Tensors, assert_is
+
+pytestmark = SEALED_ONLY
+
+
+def first_tensors() -> Tensors:
+    """14 MB, so that there are parts of deltas for several machines, most of it in one tensor that is nobody's half."""
+    draw = torch.Generator().manual_seed(0)
+    rows = {f"layer.{number}": torch.randn(515, 1021, generator=draw).to(torch.bfloat16) for number in range(6)}
+    embed = torch.randn(3500, 1027, generator=draw).to(torch.bfloat16)
+    return {"embed": embed, "norm": torch.randn(517, generator=draw), "odd": torch.arange(7, dtype=torch.uint8), **rows}
+
+
+def step(tensors: Tensors, seed: int) -> Tensors:
+    """Some words of each large one move by one, and a little of all else."""
+    draw = torch.Generator().manual_seed(seed)
+    moved = {
+        name: (one.view(torch.int16) + (torch.rand(one.shape, generator=draw) < 0.02).to(torch.int16)).view(one.dtype)
+        for name, one in tensors.items()
+        if one.dtype == torch.bfloat16
+    }
+    return {**tensors, **moved, "odd": tensors["odd"] + 1, "norm": tensors["norm"] * 1.001}
+
+
+@dataclass
+class Sent:
+    """What a machine has given to receivers."""
+
+    find: Callable[[FromPuller], Content | None]
+    bytes: int = 0
+    silent: bool = False
+
+    def __call__(self, request: FromPuller) -> Content | None:
+        found = None if self.silent else self.find(request)
+        self.bytes += len(found.data) if found is not None else 0
+        return found
+
+
+@dataclass
+class Beside(OtherMachines):
+    """Machines that are this one, too."""
+
+    servers: list[ShareServer]
+    gone: bool = False
+    asked: list[int] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        return len(self.servers)
+
+    def endpoints(self) -> tuple[str, ...]:
+        return tuple(server.endpoint for server in self.servers)
+
+    def ask(self, machine: int, request: bytes, within_s: float) -> bytes:
+        if self.gone:
+            raise ConnectionAbortedError("it did not answer")
+        self.asked.append(machine)
+        return self.servers[machine].answer(request)
+
+    def lost(self, error: OSError) -> GroupLost:
+        return GroupLost(f"lost: {error}")
+
+
+@dataclass
+class World:
+    publisher: WeightPublisher
+    others: Beside
+    sent: list[Sent]
+    alone: WeightPublisher
+
+    def publish(self, version: int, tensors: Tensors) -> WeightsRef:
+        """By the machines, and by one alone: the same."""
+        ref = self.publisher.publish_snapshot(version, self.copy(tensors))
+        wanted = self.alone.publish(version, tensors.items(), FILES)
+        assert self.publisher._kept[version].body == self.alone._kept[version].body
+        assert structs.replace(ref, endpoint=wanted.endpoint, others=()) == wanted
+        assert self.publisher.measures == self.alone.measures
+        return ref
+
+    def copy(self, tensors: Tensors) -> WeightsCopy:
+        return self.publisher.snapshot(lambda room: spread(tensors, room), FILES)
+
+    def shares(self, version: int) -> list[int]:
+        """Bytes of chunks that are each machine's."""
+        manifest, shares = self.publisher._kept[version].manifest, [0] * len(self.sent)
+        for chunk, machine in zip(manifest.chunks, chunk_machines(manifest, len(self.sent)), strict=True):
+            shares[machine] += chunk.size
+        return shares
+
+
+@pytest.fixture(params=[2, 3, 5])
+def world(request: pytest.FixtureRequest, keys: Keys, publishers: Callable[..., WeightPublisher]) -> Iterator[World]:
+    servers = [ShareServer(keys.trainer_file, "tcp://127.0.0.1:*") for _ in range(request.param - 1)]
+    others = Beside(servers)
+    made, alone = publishers(deltas=True, others=others), publishers(deltas=True)
+    sent = []
+    for server in (made.server, *(one.server for one in servers)):
+        sent.append(Sent(server.find))
+        server.find = sent[-1]  # type: ignore[method-assign]
+    yield World(made, others, sent, alone)
+    for one in servers:
+        one.close()
+
+
+def puller_of(keys: Keys, staging: Staging) -> Puller:
+    return Puller(keys.agent, staging, silence_s=1.0, progress_s=5.0)
+
+
+async def test_versions_are_those_of_one_machine_and_each_sends_its_own(
+    world: World, keys: Keys, staging: Staging
+) -> None:
+    puller, tensors, served = puller_of(keys, staging), first_tensors(), None
+    for version in range(6):
+        if version == 3:
+            tensors = {**tensors, "more": torch.ones(5)}  # another layout: an anchor
+        ref, before = world.publish(version, tensors), [one.bytes for one in world.sent]
+        kept = world.publisher._kept[version]
+        assert kept.manifest.kind == ("anchor" if version in (0, 3) else "delta")
+        pulled = await puller.pull(ref, served)
+        assert_is(pulled.staged, tensors)
+        assert pulled.staged.receipt == ref.receipt
+        first, *others = [one.bytes - was for one, was in zip(world.sent, before, strict=True)]
+        if version != 3:  # of the layout before some chunks are there already
+            assert [first - len(kept.body), *others] == world.shares(version)
+        assert pulled.bytes_pulled == first - len(kept.body) + sum(others)
+        assert not pulled.bytes_from_peers
+        served, tensors = pulled.staged, step(tensors, seed=version)
+    if len(world.sent) == 2:
+        assert min(world.shares(3)) > PART_BYTES, "shares are alike"
+
+
+async def test_who_reaches_the_first_alone_has_all_by_it(world: World, keys: Keys, staging: Staging) -> None:
+    tensors = first_tensors()
+    dead = tuple("tcp://127.0.0.1:1" for _ in world.others.servers)
+    world.publish(0, tensors)
+    ref = world.publish(1, step(tensors, seed=1))
+    pulled = await puller_of(keys, staging).pull(structs.replace(ref, others=dead), None)
+    assert_is(pulled.staged, step(tensors, seed=1))
+    assert not any(one.bytes for one in world.sent[1:])
+
+
+async def test_a_machine_that_serves_no_more_is_left_in_the_middle(world: World, keys: Keys, staging: Staging) -> None:
+    tensors, last = first_tensors(), world.others.servers[-1].server
+    ref = world.publish(0, tensors)
+    find = last.find
+
+    def ends(request: FromPuller) -> Content | None:
+        if world.sent[-1].bytes > 3 * CHUNK:
+            raise OSError("this connection ends")
+        return find(request)
+
+    last.find = ends  # type: ignore[method-assign]
+    pulled = await puller_of(keys, staging).pull(ref, None)
+    assert_is(pulled.staged, tensors)
+    assert 0 < world.sent[-1].bytes < world.shares(0)[-1], "the first gave the rest"
+
+
+async def test_a_machine_that_keeps_a_version_no_more_is_not_asked_again(
+    world: World, keys: Keys, staging: Staging
+) -> None:
+    ref = world.publish(0, first_tensors())
+    world.sent[-1].silent = True
+    pulled = await puller_of(keys, staging).pull(ref, None)
+    assert_is(pulled.staged, first_tensors())
+    assert not world.sent[-1].bytes
+
+
+async def test_where_the_first_does_not_reach_it_either_the_pull_fails_in_time(
+    world: World, keys: Keys, staging: Staging
+) -> None:
+    ref = world.publish(0, first_tensors())
+    world.others.gone = True
+    with pytest.raises(PullFailed, match="no longer kept"):
+        await puller_of(keys, staging).pull(structs.replace(ref, others=("tcp://127.0.0.1:1",) * len(ref.others)), None)
+    with pytest.raises(GroupLost, match="did not answer"):
+        world.copy(first_tensors())
+
+
+def test_no_machine_holds_more_than_is_needed(world: World) -> None:
+    """A copy that is dropped, or that nothing rests on any more, is forgotten everywhere, and its memory used again."""
+    tensors, images = first_tensors(), [set[int]() for _ in world.others.servers]
+    for version in range(7):
+        for times in range(2):
+            copied = world.copy(tensors)
+            if not times:
+                world.publisher.drop(copied)
+        world.publisher.publish_snapshot(version, copied)
+        tensors = step(tensors, seed=version)
+        for server, seen in zip(world.others.servers, images, strict=True):
+            copies = server._share._copies
+            assert len(copies) <= 3
+            seen |= {id(copy.image) for copy in copies.values()}
+            assert server._share._deltas.keys() <= world.publisher._kept.keys()
+    assert all(len(seen) <= 5 for seen in images)

@@ -1,0 +1,123 @@
+"""What the first pod asks the others about their shares of weight versions, and how it gets there.
+
+Each other pod dials the first one several times, so that it is asked several things at once: a chunk to be passed on
+does not wait for a delta to be encoded. A connection that broke, or on which an answer did not come, is made anew.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+import structlog
+
+from polyrl.errors import PolyRLError, ProtocolError, RunFailed
+from polyrl_trainer.backends.fsdp.pods.link import PodLink
+from polyrl_trainer.backends.fsdp.pods.words import ShareWord
+
+CONNECTIONS: Final = 6
+"""Of each pod: one for what is published, one for what is copied, one for each thread that passes chunks on."""
+COME_S: Final = 60.0
+"""For a pod that has come to dial for these, too."""
+SHARE_REDIAL_S: Final = 1.0
+DONE, FAILED = b"+", b"-"
+"""First byte of an answer, before what was asked for or why it cannot be had."""
+
+log = structlog.get_logger()
+
+
+class PodShare(Protocol):
+    """A pod's share of versions."""
+
+    endpoint: str
+    """Where it answers receivers."""
+
+    def answer(self, request: bytes) -> bytes:
+        """From any thread."""
+
+
+class ShareLinks:
+    """The first pod's side."""
+
+    def __init__(self, number: int) -> None:
+        """Of so many pods, which are counted from 1."""
+        self.number = number
+        self._free: list[queue.LifoQueue[PodLink]] = [queue.LifoQueue() for _ in range(number)]
+        self._endpoints: dict[int, str] = {}
+        self._changed = threading.Condition()
+
+    def add(self, word: ShareWord, link: PodLink) -> None:
+        """A pod has dialled."""
+        with self._changed:
+            self._endpoints[word.pod] = word.endpoint
+            self._changed.notify_all()
+        self._free[word.pod - 1].put(link)
+
+    def endpoints(self) -> tuple[str, ...]:
+        """See `OtherMachines`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._endpoints) == self.number, COME_S):
+                raise TimeoutError(f"not all pods have said within {COME_S:g} s where they serve weights")
+            return tuple(self._endpoints[pod] for pod in range(1, self.number + 1))
+
+    def ask(self, machine: int, request: bytes, within_s: float) -> bytes:
+        """See `OtherMachines`."""
+        try:
+            link = self._free[machine].get(timeout=min(within_s, COME_S))
+        except queue.Empty:
+            raise TimeoutError(f"no connection to pod {machine + 1} is free") from None
+        try:
+            link.send_bytes(request, within_s)
+            answer = link.next_bytes(within_s)
+        except (OSError, ProtocolError) as error:
+            link.close()  # what comes late would answer the next question
+            raise ConnectionAbortedError(f"pod {machine + 1} did not answer about weights: {error}") from error
+        self._free[machine].put(link)
+        if answer[:1] != DONE:
+            raise RunFailed(f"pod {machine + 1} of the trainer: {answer[1:].decode(errors='replace')}")
+        return answer[1:]
+
+    def close(self) -> None:
+        """Ends those that nobody waits on."""
+        for free in self._free:
+            with suppress(queue.Empty):
+                while True:
+                    free.get_nowait().close()
+
+
+class ShareAnswers:
+    """The side of another pod: dials from now on, and answers what it is asked until it is closed."""
+
+    def __init__(self, dial: Callable[[], PodLink], pod: int, share: PodShare) -> None:
+        self._dial, self._word, self._share = dial, ShareWord(pod, share.endpoint), share
+        self._over = threading.Event()
+        for _ in range(CONNECTIONS):
+            threading.Thread(target=self._run, name="share-answers", daemon=True).start()
+
+    def close(self) -> None:
+        """What is being answered is finished."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                link = self._dial()
+                try:
+                    link.send(self._word)
+                    while True:
+                        link.send_bytes(self._answer(link.next_bytes()))
+                finally:
+                    link.close()
+            except (OSError, PolyRLError) as error:
+                log.debug("a connection for weights has ended", reason=str(error))
+            self._over.wait(SHARE_REDIAL_S)
+
+    def _answer(self, request: bytes) -> bytes:
+        try:
+            return DONE + self._share.answer(request)
+        except Exception as error:
+            log.exception("a share of weights failed")
+            return FAILED + f"{type(error).__name__}: {error}".encode()
