@@ -23,11 +23,12 @@ from safetensors.torch import load_file
 from polyrl import wire
 from polyrl.weights import WeightsRef
 from polyrl.weights.fetch_plan import PEER_AHEAD, FetchPlan
-from polyrl.weights.neighbours import NEIGHBOURS
+from polyrl.weights.neighbours import LONGEST_PAUSE_S, NEIGHBOURS
 from polyrl.wire.inventory import Inventory, encode_inventory
 from polyrl.wire.roster import Roster
 from polyrl.wire.sealing import PeerHandshake, PeerKeys
 from polyrl.wire.serving import Content
+from polyrl_rollout.weights.peers.offers import UNDIALLED_S
 from polyrl_rollout.weights.peers.server import HANDSHAKES, UPLOAD_CORES, UPLOADS, PeerServer
 from polyrl_rollout.weights.peers.streams import MAX_MISSES
 from polyrl_rollout.weights.peers.swarm import Swarm
@@ -659,12 +660,25 @@ async def test_one_that_listens_in_vain_offers_and_one_that_was_dialled_does_not
     await pull(behind, ref)
     joiner = fleet.agent("joiner")
     fleet.swarms["joiner"].neighbours.failed("behind", time.monotonic())
-    fleet.swarms["joiner"].server.was_dialled = True
     await fleet.offered("joiner", by="behind")
     publisher.close()
     pulled = await pull(joiner, ref)
     assert pulled.bytes_from_peers == pulled.bytes_pulled
-    assert not fleet.swarms["joiner"]._offers._open
+    assert fleet.swarms["joiner"].server.was_dialled, "by the offer"
+    late = time.monotonic() + LONGEST_PAUSE_S
+    assert [fleet.swarms[name]._offers._choose(late) for name in ("joiner", "behind")] == [None, "joiner"]
+
+
+def test_one_that_listens_waits_to_be_dialled_before_it_offers(fleet: Fleet) -> None:
+    fleet.agent("e")
+    fleet.list("other", PeerKeys.draw().public, 9)
+    offers, now = fleet.swarms["e"]._offers, time.monotonic()
+    offers.close()
+    assert [offers._choose(now + seconds) for seconds in (0.0, UNDIALLED_S - 1, UNDIALLED_S + 1)] == [
+        None,
+        None,
+        "other",
+    ]
 
 
 async def test_a_false_chunk_on_an_offered_connection_is_refused_and_counted(

@@ -63,6 +63,7 @@ def test_hidden_ones_fetch_the_same_where_somebody_lies_between() -> None:
     for name in ("h1", "h2"):
         neighbours.add(name, hidden=True)
     assert neighbours.expected() == {"a", "h1", "h2"}
+    neighbours.reached("a")
     neighbours.failed("a", 0.0)
     assert neighbours.expected() == set()
     neighbours.offered("h1")
