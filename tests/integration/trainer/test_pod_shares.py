@@ -84,6 +84,8 @@ def test_one_that_hangs_is_given_up_and_others_are_answered_meanwhile(pods: tupl
             links.ask(0, b"hang", 0.2)
         assert time.monotonic() - began < WITHIN_S / 2
     assert links.ask(0, b"beside", WITHIN_S) == b"1 beside", "no late answer is taken for this one's"
+    with pytest.raises(ConnectionAbortedError, match="pod 1 did not answer"):
+        links.ask(0, b"hang", 0.2)
     shares[0].hang.set()
-    for _ in range(3 * CONNECTIONS):
+    for _ in range(3 * CONNECTIONS):  # none of the first connections is left
         assert links.ask(0, b"later", WITHIN_S) == b"1 later"
