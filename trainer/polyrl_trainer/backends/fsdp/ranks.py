@@ -258,13 +258,13 @@ class Ranks:
         from and to memory of the host."""
         # All that may come is awaited before anything is given: nobody waits for one who waits for him.
         coming = [dist.irecv(into, rank) for into, rank in takes]
-        going = deque[dist.Work]()
+        going = deque[dist.Work | None]()
         for piece, rank in gives:
             going.append(dist.isend(piece, rank))
             if len(going) >= UNDER_WAY:
-                going.popleft().wait()
+                _finish(going.popleft())
         for work in (*going, *coming):
-            work.wait()
+            _finish(work)
 
     def together(self, work: Callable[[], R], *, saving: bool = False) -> R:
         """Runs `work`, in which no rank waits for another, and fails on every rank where it fails on one: with its own
@@ -295,3 +295,9 @@ class Ranks:
         found = [torch.empty_like(own) for _ in range(self.place.ranks)]
         dist.all_gather(found, own, group)
         return [one.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for one in found]
+
+
+def _finish(work: dist.Work | None) -> None:
+    """torch has none for a process that is no member, which nobody is here."""
+    if work is not None:
+        work.wait()

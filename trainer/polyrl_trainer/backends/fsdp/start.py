@@ -204,11 +204,20 @@ class LearnerGroup(Learners):
         return self._cause or echo
 
 
-class _Machines(OtherMachines):
-    """Those of the other pods."""
+class _Machines:
+    """Those of the other pods; see `OtherMachines`."""
 
     def __init__(self, shares: ShareLinks, lost: Callable[[OSError], GroupLost]) -> None:
-        self.number, self.endpoints, self.ask, self.lost = shares.number, shares.endpoints, shares.ask, lost
+        self._shares, self._lost, self.number = shares, lost, shares.number
+
+    def endpoints(self) -> tuple[str, ...]:
+        return self._shares.endpoints()
+
+    def ask(self, machine: int, request: bytes, within_s: float) -> bytes:
+        return self._shares.ask(machine, request, within_s)
+
+    def lost(self, error: OSError) -> GroupLost:
+        return self._lost(error)
 
 
 def _settle(future: Future[R], make: Callable[[], R]) -> None:
