@@ -16,6 +16,12 @@ hash=$(contents | sha256sum | cut -c1-16)
 environment=${POLYRL_CACHE:-$HOME/.cache/polyrl}/sglang-$hash
 
 if [ ! -e "$environment/complete" ]; then
+  # Two at once would each take away what the other has made.
+  mkdir -p "${environment%/*}"
+  exec 9>"$environment.lock"
+  flock -w 1800 9
+fi
+if [ ! -e "$environment/complete" ]; then
   rm -rf "$environment"
   echo "installing SGLang for CPUs into $environment (5.5 GB, about a minute)" >&2
   "$uv" venv -q --python "$python" "$environment" >&2
