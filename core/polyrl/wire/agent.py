@@ -437,9 +437,9 @@ class GetHeld(Message, frozen=True, tag="geth"):
     manifest_hash: bytes
 
 
-class Offer(Message, frozen=True, tag="offer"):
+class ServeOffer(Message, frozen=True, tag="offer"):
     """First and only request of an agent that cannot be dialled: on this connection it is asked from here on, by whom
     it has dialled."""
 
 
-FromPeer: TypeAlias = GetManifest | GetChunk | GetHeld | Offer
+FromPeer: TypeAlias = GetManifest | GetChunk | GetHeld | ServeOffer

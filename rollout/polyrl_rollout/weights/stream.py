@@ -56,7 +56,7 @@ class WeightStream:
 
     def offer(self) -> tuple[socket.socket, tuple[Sealer, Opener]]:
         """Whom it has dialled may ask, on this connection; what is needed to answer him."""
-        self.ask(wire.Offer())
+        self.ask(wire.ServeOffer())
         return self._socket, (self._sealer, self._opener)
 
     def answer(self, about: bytes, place: Callable[[int], memoryview]) -> bool:

@@ -427,7 +427,7 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         PEER,
-        wire.Offer(),
+        wire.ServeOffer(),
         "0191a56f66666572",
     ),
 ]

@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 import structlog
 
 from polyrl.errors import ProtocolError
-from polyrl.wire import FromPeer, Offer, decode_from_peer
+from polyrl.wire import FromPeer, ServeOffer, decode_from_peer
 from polyrl.wire.sealing import Handshake, Opener, PeerKeys, PeerReception, Sealer
 from polyrl.wire.serving import Content, ServedConnection, new_room
 
@@ -222,7 +222,7 @@ class PeerServer:
             served.receive(data)
             if served.requests and not asked:
                 self.was_dialled |= not upload.is_own
-                if (keys := served.hand_over(Offer)) is not None and not upload.is_own:
+                if (keys := served.hand_over(ServeOffer)) is not None and not upload.is_own:
                     # Of its own: this one's descriptor is closed in a moment.
                     self._take_offer(upload.handshake.peer, upload.socket.dup(), keys)
                     return

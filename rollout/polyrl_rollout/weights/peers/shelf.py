@@ -19,7 +19,7 @@ import numpy as np
 
 from polyrl.weights import ChunkEntry, VersionManifest, chunk_places, digest, encode_manifest, manifest_hash, pieces
 from polyrl.weights.deltas import PART_BYTES, parts_of, undo_part
-from polyrl.wire import FromPeer, GetChunk, GetHeld, GetManifest, Offer
+from polyrl.wire import FromPeer, GetChunk, GetHeld, GetManifest, ServeOffer
 from polyrl.wire.inventory import Inventory, encode_inventory
 from polyrl.wire.serving import Content
 from polyrl_rollout.weights.delta_bytes import DeltaBytes
@@ -106,7 +106,7 @@ class Shelf:
         if isinstance(request, GetHeld):
             entry = self._entries.get(request.manifest_hash)
             return None if entry is None else _content(_listed(entry))
-        if isinstance(request, Offer):
+        if isinstance(request, ServeOffer):
             return None
         for entry in self._entries.values():
             if entry.manifest.version == request.version:

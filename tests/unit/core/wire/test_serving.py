@@ -19,7 +19,7 @@ from zmq.utils import z85
 from polyrl.errors import InvalidData, ProtocolError
 from polyrl.keys import key_bytes
 from polyrl.weights import CHUNK_BYTES, MAX_CHUNK_BYTES
-from polyrl.wire import FromPuller, GetChunk, GetManifest, Offer, decode_from_peer, decode_from_puller, encode
+from polyrl.wire import FromPuller, GetChunk, GetManifest, ServeOffer, decode_from_peer, decode_from_puller, encode
 from polyrl.wire.sealing import (
     FRAME_BYTES,
     GREETING,
@@ -157,8 +157,8 @@ def offering() -> Receiver:
 
 def test_after_an_offer_the_side_that_was_dialled_asks() -> None:
     dialling = offering()
-    dialling.server.receive(dialling.frames(Offer()))
-    keys = dialling.server.hand_over(Offer)
+    dialling.server.receive(dialling.frames(ServeOffer()))
+    keys = dialling.server.hand_over(ServeOffer)
     assert keys is not None
     answers = ServedConnection(Handshake(lasting("agent", "trainer")), find, decode_from_peer, dialling_keys(dialling))
     assert answers.is_waiting
@@ -177,18 +177,18 @@ def dialling_keys(dialling: Receiver) -> tuple[Sealer, Opener]:
 
 def test_who_offers_may_not_speak_on() -> None:
     dialling = offering()
-    dialling.server.receive(dialling.frames(Offer()) + b"x")
+    dialling.server.receive(dialling.frames(ServeOffer()) + b"x")
     with pytest.raises(ProtocolError, match="speaks first"):
-        dialling.server.hand_over(Offer)
+        dialling.server.hand_over(ServeOffer)
 
 
 def test_one_that_asks_hands_nothing_over() -> None:
     dialling = offering()
     dialling.server.receive(dialling.frames(GetManifest(3)))
-    assert dialling.server.hand_over(Offer) is None
+    assert dialling.server.hand_over(ServeOffer) is None
     dialling.answer(GetManifest(3))
-    dialling.server.receive(dialling.frames(Offer()))
-    assert dialling.server.hand_over(Offer) is None
+    dialling.server.receive(dialling.frames(ServeOffer()))
+    assert dialling.server.hand_over(ServeOffer) is None
 
 
 def test_an_answer_to_another_request_is_none() -> None:
