@@ -2,8 +2,8 @@
 
 To each of few it has one connection open, beside those on which it asks itself. The first request on it is a
 ServeOffer, and then the other side asks as of any agent; what is answered, and within which bounds, is `server`'s. One
-that ends is opened again after a pause. An agent that listens offers nothing for UNDIALLED_S after others came, nor once one of them
-has dialled it.
+that ends is opened again after a pause. An agent that listens offers nothing for UNDIALLED_S after others came, nor
+once one of them has dialled it.
 """
 
 from __future__ import annotations
