@@ -7,8 +7,8 @@
 Answers come in the order of requests, and each frame belongs to the request that it answers. A receiver may ask
 MAX_ASKED ahead; one that asks for more, or speaks otherwise, is at fault, and its connection ends.
 
-An agent that cannot be dialled has roles turned: its first request is a wire.ServeOffer, and then the same goes on with the
-same keys the other way round (`hand_over`).
+An agent that cannot be dialled has roles turned: its first request is a wire.ServeOffer, and then the same goes on with
+the same keys the other way round (`hand_over`).
 """
 
 from __future__ import annotations

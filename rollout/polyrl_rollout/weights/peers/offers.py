@@ -1,9 +1,9 @@
 """Gives chunks although nobody can dial this agent: it opens connections to others, on which they ask.
 
-To each of few it has one connection open, beside those on which it asks itself. The first request on it is an ServeOffer,
-and then the other side asks as of any agent; what is answered, and within which bounds, is `server`'s. One that ends is
-opened again after a pause. An agent that listens offers nothing for UNDIALLED_S after others came, nor once one of them
-has dialled it.
+To each of few it has one connection open, beside those on which it asks itself. The first request on it is a
+ServeOffer, and then the other side asks as of any agent; what is answered, and within which bounds, is `server`'s. One
+that ends is opened again after a pause. An agent that listens offers nothing for UNDIALLED_S after others came, nor
+once one of them has dialled it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from polyrl_rollout.weights.stream import WeightStream
 
 UNDIALLED_S: Final = 10.0
 """Others that fetch the same version dial at once; what they ask first comes within 5 s also on a poor link."""
-OFFER_LOOK_S: Final = 0.5
-"""Between two looks whether a connection is to be opened."""
+OFFER_CHECK_S: Final = 0.5
+"""Between two checks whether a connection is to be opened."""
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ class Offers:
         self._ending.set()
 
     def _run(self) -> None:
-        while not self._ending.wait(OFFER_LOOK_S):
+        while not self._ending.wait(OFFER_CHECK_S):
             while (name := self._choose(time.monotonic())) is not None:
                 threading.Thread(target=self._offer, args=(name,), name="peer-offer", daemon=True).start()
 
