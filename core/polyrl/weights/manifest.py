@@ -251,8 +251,12 @@ def missing_chunks(manifest: VersionManifest, have: Iterable[bytes]) -> list[Chu
 
 
 def encode_manifest(manifest: VersionManifest) -> bytes:
-    """The manifest's bytes; equal manifests have equal bytes."""
-    return msgspec.msgpack.encode(manifest)
+    """The manifest's bytes; equal manifests have equal bytes.
+
+    The last field is left out where it says nothing: receivers of a release that does not know it name the manifest by
+    what they encode themselves, and look for the next delta's base by that name."""
+    fields = msgspec.structs.astuple(manifest)
+    return msgspec.msgpack.encode(fields[:-1] if manifest.run_epoch == FIRST_EPOCH else fields)
 
 
 def manifest_hash(body: bytes) -> bytes:

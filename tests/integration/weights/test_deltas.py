@@ -243,6 +243,13 @@ async def test_other_tensors_or_files_make_an_anchor(publishers: Publishers) -> 
     assert found == [False, False, False, True]
 
 
+async def test_a_version_that_comes_late_leaves_the_newest_to_rest_on(publishers: Publishers) -> None:
+    publisher, tensors = delta_publisher(publishers, keep=4), first_tensors()
+    for number, version in enumerate((10, 12, 11, 13)):
+        publisher.publish(version, step(tensors, number).items(), FILES)
+    assert [is_delta(publisher, version) for version in (10, 11, 12, 13)] == [False, False, True, True]
+
+
 async def test_a_version_without_a_byte_has_a_form(publishers: Publishers) -> None:
     """The share of nothing that has changed was divided by nothing."""
     publisher = publishers(deltas=True)

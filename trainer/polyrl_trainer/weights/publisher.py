@@ -185,7 +185,11 @@ class WeightPublisher:
         if made.chunks:
             self._machines.each(self._of_delta(made))
         before, self._kept = self._kept, {number: held[number] for number in sorted(stay)}
-        rests = {form.copy.number for form in self._kept.values() if form.manifest.base is None or form is made}
+        # The next delta rests on the newest, which need not be the one that was made now.
+        newest = max(self._kept)
+        rests = {
+            form.copy.number for number, form in self._kept.items() if form.manifest.base is None or number == newest
+        }
         with self._counts:
             self._needed -= {form.copy.number for form in before.values()} - rests
             needed = sorted(self._needed)
