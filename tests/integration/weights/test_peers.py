@@ -669,6 +669,26 @@ async def test_one_that_listens_in_vain_offers_and_one_that_was_dialled_does_not
     assert [fleet.swarms[name]._offers._choose(late) for name in ("joiner", "behind")] == [None, "joiner"]
 
 
+async def test_strangers_take_no_place_of_what_is_offered(
+    fleet: Fleet, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrl_rollout.weights.peers.offers.UNDIALLED_S", 0.1)
+    ref = publisher.publish(0, weights(0).items(), FILES)
+    behind = fleet.agent("behind")
+    fleet.list("behind", fleet.swarms["behind"].public_key, 9)
+    await pull(behind, ref)
+    fleet.agent("joiner")
+    await fleet.offered("joiner", by="behind")
+    server = fleet.swarms["behind"].server
+    with ExitStack() as strangers:
+        for _ in range(HANDSHAKES + 4):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        async with asyncio.timeout(PULLED_S):
+            while len(server._dialled) <= HANDSHAKES:  # noqa: ASYNC110 - a thread takes them in
+                await asyncio.sleep(0.01)
+        assert [one.is_own for one in server._dialled if one.is_own] == [True]
+
+
 def test_one_that_listens_waits_to_be_dialled_before_it_offers(fleet: Fleet) -> None:
     fleet.agent("e")
     fleet.list("other", PeerKeys.draw().public, 9)

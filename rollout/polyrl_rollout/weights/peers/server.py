@@ -93,7 +93,7 @@ class PeerServer:
         self.was_dialled = False
         """By a member: it can be."""
         self._dialled: list[_Upload] = []
-        """They have shown no key yet; the oldest first."""
+        """They have shown no key yet, or wait to be asked on what was offered; the oldest first."""
         self._uploads = set[_Upload]()
         self._lock = threading.Lock()
         self._ending = threading.Event()
@@ -139,8 +139,11 @@ class PeerServer:
                 upload.socket.close()
                 return False
             self._dialled.append(upload)
-            if len(self._dialled) > HANDSHAKES:
-                self._dialled.pop(0).close()
+            # Those that were opened from here are known, and few.
+            strangers = [one for one in self._dialled if not one.is_own]
+            if len(strangers) > HANDSHAKES:
+                self._dialled.remove(strangers[0])
+                strangers[0].close()
             return True
 
     def _accept(self) -> None:
