@@ -21,7 +21,7 @@ more. Nothing here outlives the manager: the next one hears all sums again by th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -70,6 +70,14 @@ _Key: TypeAlias = tuple[str, int, bytes]
 """Kind, version, and the content that tells two of one number apart."""
 
 
+class _Held(NamedTuple):
+    """What an engine said last."""
+
+    key: _Key
+    receipt: bytes
+    given: EngineSum
+
+
 @dataclass
 class _Compared:
     """Of one version and kind."""
@@ -90,23 +98,30 @@ class WeightSums:
         self._compared: dict[_Key, _Compared] = {}
         self._agreed: dict[str, bool] = {}
         """Kinds of which two engines gave one sum (True), or that tell nothing (False)."""
-        self._held: dict[str, tuple[_Key, EngineSum]] = {}
-        """By engine: of which version, and what."""
+        self._held: dict[str, _Held] = {}
+        """By engine."""
         self._live: set[str] = set()
 
+    def begins(self, engine: str) -> None:
+        """It holds no weights: whoever had its name before is another one."""
+        self.gone(engine)
+        self._held.pop(engine, None)
+
     def gone(self, engine: str) -> None:
-        """It has ended. One that comes under its name is another, which has loaded everything anew."""
+        """It is not heard. It may have ended, or come again with what it holds."""
         self._live.discard(engine)
 
-    def judge(self, engine: str, version: int, content: bytes, given: EngineSum) -> SumVerdict:
-        """Of a sum that an engine gives of the version that it loaded; `content`: `weights_hash` of it."""
+    def judge(self, engine: str, version: int, content: bytes, *, given: EngineSum, receipt: bytes) -> SumVerdict:
+        """Of a sum that an engine gives of the version that it loaded; `content`: `weights_hash` of it; `receipt`:
+        `receipt_of` it, which other files do not change."""
         key = (given.kind, version, content)
-        contradicts = self._contradicts(engine, key, given)
+        held = _Held(key, receipt, given)
+        contradicts = self._contradicts(engine, held)
         if contradicts:
             return contradicts
-        if engine in self._live and self._held[engine] == (key, given):
+        if engine in self._live and self._held[engine] == held:
             return SumVerdict()
-        self._held[engine] = (key, given)
+        self._held[engine] = held
         _bound(self._held, MAX_STARTS)
         self._live.add(engine)
         if self._agreed.get(given.kind) is False:
@@ -122,16 +137,17 @@ class WeightSums:
             return self._differs(compared, engine, key, given.sum)
         return SumVerdict(outcome=outcome)
 
-    def _contradicts(self, engine: str, key: _Key, given: EngineSum) -> SumVerdict | None:
+    def _contradicts(self, engine: str, now: _Held) -> SumVerdict | None:
         """What it said before."""
         if engine not in self._held:
             return None
-        before, held = self._held[engine]
-        if engine in self._live and (before[0] != key[0] or (before == key and held.sum != given.sum)):
-            note = f"it contradicts what it said before of version {before[1]}, or of itself ({before[0]})"
+        before, version = self._held[engine], self._held[engine].key[1]
+        other_kind, other_sum = before.given.kind != now.given.kind, before.given.sum != now.given.sum
+        if engine in self._live and (other_kind or (before.key == now.key and other_sum)):
+            note = f"it contradicts what it said before of version {version}, or of itself ({before.given.kind})"
             return self._refuse((engine,), OTHER_WEIGHTS, note)
-        if given.exact and held.sum == given.sum and before[2] != key[2]:
-            note = f"it has loaded version {key[1]}, and holds what it held of version {before[1]}"
+        if now.given.exact and not other_sum and before.receipt != now.receipt:
+            note = f"it has loaded version {now.key[1]}, and holds what it held of version {version}"
             return self._refuse((engine,), SAME_WEIGHTS, note)
         return None
 
@@ -141,7 +157,7 @@ class WeightSums:
         self._agreed[key[0]] = True
         _bound(self._agreed, MAX_KINDS)
         serve = () if first == given else tuple(sorted(compared.given[first]))
-        false = tuple(one for one in serve if one in self._live and one in self._held and self._held[one][0] == key)
+        false = tuple(one for one in serve if one in self._live and one in self._held and self._held[one].key == key)
         return self._refuse(false, OTHER_WEIGHTS, _differing(key, first, given) if false else "", outcome="equal")
 
     def _differs(self, compared: _Compared, engine: str, key: _Key, given: bytes) -> SumVerdict:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from polyrl.weights.engine_sums import LONE, MAX_COMPARED, OTHER_WEIGHTS, SAME_WEIGHTS, EngineSum, WeightSums
+from polyrl.weights.engine_sums import LONE, MAX_COMPARED, OTHER_WEIGHTS, SAME_WEIGHTS, EngineSum, SumVerdict, WeightSums
 
 CPU, GPU = "SGLang 0.5.23 cpu float32 tp1", "SGLang 0.5.23 cuda bfloat16 tp2 NVIDIA H100"
+
+
+def judge(
+    sums: WeightSums, engine: str, version: int, given: EngineSum, content: bytes = b"", receipt: bytes = b""
+) -> SumVerdict:
+    named = b"content %d" % version
+    return sums.judge(engine, version, content or named, given=given, receipt=receipt or content or named)
 
 
 def refused_by(
@@ -14,7 +21,7 @@ def refused_by(
 ) -> set[str]:
     """Who is refused by it."""
     given = EngineSum(kind, text.encode(), exact=exact)
-    return set(sums.judge(engine, version, b"content %d" % version, given).refused)
+    return set(judge(sums, engine, version, given).refused)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +51,7 @@ def test_who_is_refused(given: str, refused: str) -> None:
 def test_a_refusal_has_a_reason_for_the_agent_and_a_sentence_for_people() -> None:
     sums = WeightSums()
     refused_by(sums, "a", "A")
-    verdict = sums.judge("b", 1, b"content 1", EngineSum(CPU, b"B", exact=True))
+    verdict = judge(sums, "b", 1, EngineSum(CPU, b"B", exact=True))
     assert verdict.reason == OTHER_WEIGHTS
     assert verdict.note == f"it has loaded version 1, and adds it up to 42, not to 41 as others of its kind ({CPU})"
 
@@ -53,9 +60,9 @@ def test_engines_of_two_kinds_and_weights_under_two_contents_are_not_compared() 
     sums = WeightSums()
     assert not refused_by(sums, "a", "A")
     assert not refused_by(sums, "b", "B", kind=GPU)
-    assert not sums.judge("c", 1, b"another trainer's", EngineSum(CPU, b"C", exact=True)).refused
+    assert not judge(sums, "c", 1, EngineSum(CPU, b"C", exact=True), b"another trainer's").refused
     assert not refused_by(sums, "a", "A2", version=2)
-    assert sums.judge("d", 1, b"content 1", EngineSum(CPU, b"A", exact=True)).outcome == "equal"
+    assert judge(sums, "d", 1, EngineSum(CPU, b"A", exact=True)).outcome == "equal"
 
 
 def test_an_engine_is_of_one_kind_until_it_is_started_anew() -> None:
@@ -72,14 +79,29 @@ def test_a_load_that_changed_nothing_is_refused_without_a_reference(exact: bool,
     refused_by(sums, "a", "A", version=1, exact=exact)
     assert refused_by(sums, "a", "A", version=2, exact=exact) == refused
     assert refused_by(sums, "a", "A", version=2, exact=exact) == refused, "when it says so again, too"
-    verdict = sums.judge("a", 3, b"content 3", EngineSum(CPU, b"A", exact=exact))
+    verdict = judge(sums, "a", 3, EngineSum(CPU, b"A", exact=exact))
     assert verdict.reason == (SAME_WEIGHTS if exact else "")
 
 
 def test_the_same_weights_under_the_next_number_may_have_the_same_sum() -> None:
     sums = WeightSums()
     for version in (1, 2):
-        assert not sums.judge("a", version, b"one content", EngineSum(CPU, b"A", exact=True)).refused
+        assert not judge(sums, "a", version, EngineSum(CPU, b"A", exact=True), b"one content").refused
+
+
+def test_other_files_with_the_same_tensors_may_have_the_same_sum() -> None:
+    sums, given = WeightSums(), EngineSum(CPU, b"A", exact=True)
+    for content in (b"with a file", b"with another"):
+        assert not judge(sums, "a", len(content), given, content, receipt=b"of the tensors").refused
+
+
+def test_what_an_engine_held_says_nothing_of_the_one_that_comes_under_its_name() -> None:
+    sums = WeightSums()
+    refused_by(sums, "a", "A", version=1)
+    sums.gone("a")
+    assert refused_by(sums, "a", "A", version=2) == {"a"}, "it was not heard for a while, and held all the same"
+    sums.begins("a")
+    assert not refused_by(sums, "a", "A", version=2)
 
 
 def test_who_serves_another_version_meanwhile_is_not_refused_for_the_one_before() -> None:
@@ -104,7 +126,7 @@ def test_a_kind_that_has_agreed_is_compared_for_good() -> None:
 
 def test_what_tells_nothing_is_said_once_and_counted() -> None:
     sums = WeightSums()
-    found = [sums.judge(str(n), 1, b"r", EngineSum(CPU, b"%d" % n, exact=True)) for n in range(LONE + 2)]
+    found = [judge(sums, str(n), 1, EngineSum(CPU, b"%d" % n, exact=True)) for n in range(LONE + 2)]
     assert found[LONE - 1].note.startswith(f"4 engines of a kind ({CPU}) add version 1 up to as many sums")
     assert [verdict.note for verdict in found[LONE:]] == ["", ""]
     assert [verdict.outcome for verdict in found] == ["first", "", "", *["incomparable"] * 3]
@@ -113,9 +135,9 @@ def test_what_tells_nothing_is_said_once_and_counted() -> None:
 def test_what_is_said_again_counts_once() -> None:
     sums = WeightSums()
     given = EngineSum(CPU, b"A", exact=True)
-    assert [sums.judge("a", 1, b"c", given).outcome for _ in range(2)] == ["first", ""]
+    assert [judge(sums, "a", 1, given).outcome for _ in range(2)] == ["first", ""]
     sums.gone("a")
-    assert sums.judge("a", 1, b"c", given).outcome == "equal"
+    assert judge(sums, "a", 1, given).outcome == "equal"
 
 
 def test_old_versions_are_forgotten() -> None:
