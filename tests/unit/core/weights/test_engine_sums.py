@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from random import Random
+
 import pytest
 
 from polyrl.weights.engine_sums import LONE, MAX_COMPARED, OTHER_WEIGHTS, SAME_WEIGHTS, EngineSum, SumVerdict, WeightSums
@@ -31,10 +34,10 @@ def refused_by(
         pytest.param("a=A b=A c=A", "; ;", id="equal ones serve"),
         pytest.param("a=A b=B", ";b", id="one that differs from the first one is refused"),
         pytest.param("a=A b=B b2=A", ";b;", id="and serves when it was started anew and differs no more"),
-        pytest.param("a=A b=A c=B c2=B c3=B", ";;c;c2;c3", id="nobody has his way against two that agree"),
+        pytest.param("a=A b=A c=B d=B e=B f=B", ";;c;d;a b;", id="until more were there together"),
         pytest.param("a=A b=B c=B", ";b;a", id="two that agree have theirs against the first one"),
-        pytest.param("a=A b=B b2=B", ";b;a", id="a second start counts as another engine"),
-        pytest.param("a=A b=B b2=B a2=A a3=A", ";b;a;a2;a3", id="and what stands is not taken back"),
+        pytest.param("a=A b=B b2=B b3=B a=A", ";b;b2;b3;", id="one after the other is one machine's"),
+        pytest.param("a=A b=B c=B a2=A a3=A", ";b;a;a2;a3", id="and starting again takes nothing back"),
         pytest.param("a=A b=B c=B a2=B", ";b;a;", id="the first one serves with what stands when it was started anew"),
         pytest.param("a=A a=A b=B", ";;b", id="what one says again counts once"),
         pytest.param("a=A b=B b=B b=B", ";b;b;b", id="also what one that was refused says again"),
@@ -43,9 +46,87 @@ def refused_by(
     ],
 )
 def test_who_is_refused(given: str, refused: str) -> None:
+    """Those with one letter are there from the beginning, others come when those before have spoken."""
     sums = WeightSums()
+    for engine in "abcdef":
+        sums.begins(engine)
     found = [refused_by(sums, *one.split("=")) for one in given.split()]
     assert found == [set(one.split()) for one in refused.split(";")]
+
+
+def test_one_bad_machine_does_not_refuse_a_fleet() -> None:
+    """The first one to load, whose follower on the same machine has another name."""
+    sums = WeightSums()
+    for engine in ("bad", "bad2"):
+        sums.begins(engine)
+        assert not refused_by(sums, engine, "BAD")
+        sums.gone(engine) if engine == "bad" else None
+    for number in range(7):
+        sums.begins(f"good{number}")
+    refused = [refused_by(sums, f"good{number}", "GOOD") for number in range(7)]
+    assert refused == [{"good0"}, {"bad2"}, *[set()] * 5]
+    for again in range(9):
+        assert refused_by(sums, f"bad{again}", "BAD") == {f"bad{again}"}
+
+
+MACHINES, STEPS, ORDERS = 7, 600, 40
+
+
+class Orders:
+    """A fleet whose machines start, load and end in a random order; those below `bad` err alike. Each is down for as
+    long as it is there, and comes back under its name or another."""
+
+    def __init__(self, seed: int, bad: int) -> None:
+        self._dice, self._sums, self._count = Random(f"{seed} {bad}"), WeightSums(), itertools.count()
+        self._bad = bad
+        self._names: dict[int, str] = {}
+        """Of machines that are not down."""
+        self._served: set[str] = set()
+        self.refused = [0] * MACHINES
+
+    def act(self) -> None:
+        machine = self._dice.randrange(MACHINES)
+        name = self._names.get(machine)
+        if name is None:
+            name = self._names[machine] = self._dice.choice((f"{machine}", f"new{next(self._count)}"))
+            self._sums.begins(name)
+        elif name not in self._served:
+            self._served.add(name)
+            self._end(refused_by(self._sums, name, "BAD" if machine < self._bad else "GOOD"), refusals=1)
+        elif self._dice.random() < 0.1:
+            self._end({name}, refusals=0)
+
+    def _end(self, engines: set[str], refusals: int) -> None:
+        for machine in [one for one, name in self._names.items() if name in engines]:
+            self.refused[machine] += refusals
+            self._served.discard(self._names[machine])
+            self._sums.gone(self._names.pop(machine))
+
+    def serving(self) -> set[int]:
+        return {machine for machine, name in self._names.items() if name in self._served}
+
+
+@pytest.mark.parametrize(
+    ("bad", "most"),
+    [
+        pytest.param(0, 0, id="all are good"),
+        pytest.param(1, 2, id="one of seven errs"),
+        pytest.param(2, 4, id="two of seven err alike"),
+        pytest.param(3, 12, id="three of seven err alike"),
+    ],
+)
+def test_in_whatever_order_they_come_the_good_ones_serve_in_the_end(bad: int, most: int) -> None:
+    for seed in range(ORDERS):
+        orders, served = Orders(seed, bad), set[int]()
+        for _ in range(STEPS):
+            orders.act()
+        settled = orders.refused[bad:]
+        for _ in range(STEPS):
+            orders.act()
+            served |= orders.serving()
+        assert served == set(range(bad, MACHINES))
+        assert orders.refused[bad:] == settled, "nobody is refused back and forth"
+        assert max(settled) <= most
 
 
 def test_a_refusal_has_a_reason_for_the_agent_and_a_sentence_for_people() -> None:
@@ -106,12 +187,15 @@ def test_what_an_engine_held_says_nothing_of_the_one_that_comes_under_its_name()
 
 def test_who_serves_another_version_meanwhile_is_not_refused_for_the_one_before() -> None:
     sums = WeightSums()
+    for engine in "bc":
+        sums.begins(engine)
     refused_by(sums, "a", "A")
     refused_by(sums, "a", "A2", version=2)
     refused_by(sums, "b", "B")
     assert refused_by(sums, "c", "B") == set()
     refused_by(sums, "gone", "X", version=3)
     sums.gone("gone")
+    sums.begins("c")
     refused_by(sums, "b", "Y", version=3)
     assert refused_by(sums, "c", "Y", version=3) == set()
 

@@ -102,6 +102,8 @@ def test_of_a_trainer_without_receipts_versions_are_compared_all_the_same() -> N
 
 def test_others_are_refused_by_the_word_of_one_that_is_admitted() -> None:
     checked = Checked()
+    for engine in "bc":
+        checked.check.admits(engine, msgspec.structs.replace(HELLO, engine=engine))
     checked.check.admits("a", loaded("A"))
     checked.check.admits("b", loaded("B"))
     checked.stage.agent("c", msgspec.structs.replace(HELLO, engine="c"))
