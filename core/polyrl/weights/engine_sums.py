@@ -38,7 +38,7 @@ OUTCOMES: Final = ("first", "equal", "incomparable")
 LONE: Final = 4
 """A machine that errs each time in another way gives some, with its restarts; a second good one gives none."""
 MAX_COMPARED: Final = 64
-"""Versions, by kind: as many as the largest allowed staleness lets engines serve."""
+"""Versions of a kind: as many as the largest allowed staleness lets engines serve."""
 MAX_STARTS: Final = 4096
 """Of a run, with all that were started anew; who was heard first is forgotten first."""
 MAX_KINDS: Final = 64
@@ -108,7 +108,8 @@ class WeightSums:
     """Of one run."""
 
     def __init__(self) -> None:
-        self._compared: dict[_Key, _Compared] = {}
+        self._compared: dict[str, dict[_Key, _Compared]] = {}
+        """By kind."""
         self._agreed: dict[str, bool] = {}
         """Kinds of which two engines gave one sum (True), or that tell nothing (False)."""
         self._held: dict[str, _Held] = {}
@@ -143,8 +144,10 @@ class WeightSums:
         life = self._lives.setdefault(engine, _Life(next(self._heard)))
         if self._agreed.get(given.kind) is False:
             return SumVerdict(outcome="incomparable")
-        compared = self._compared.setdefault(key, _Compared(given.sum))
-        _bound(self._compared, MAX_COMPARED)
+        versions = self._compared.setdefault(given.kind, {})
+        _bound(self._compared, MAX_KINDS)
+        compared = versions.setdefault(key, _Compared(given.sum))
+        _bound(versions, MAX_COMPARED)
         outcome = "equal" if compared.given else "first"
         lives = compared.given.setdefault(given.sum, {})
         lives[life] = engine

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from polyrl.weights.engine_sums import LONE, MAX_COMPARED, OTHER_WEIGHTS, SAME_WEIGHTS, EngineSum, SumVerdict, WeightSums
+from polyrl.weights.engine_sums import LONE, MAX_COMPARED, MAX_KINDS, OTHER_WEIGHTS, SAME_WEIGHTS, EngineSum, SumVerdict, WeightSums
 
 CPU, GPU = "SGLang 0.5.23 cpu float32 tp1", "SGLang 0.5.23 cuda bfloat16 tp2 NVIDIA H100"
 
@@ -224,11 +224,15 @@ def test_what_is_said_again_counts_once() -> None:
     assert judge(sums, "a", 1, given).outcome == "equal"
 
 
-def test_old_versions_are_forgotten() -> None:
+def test_old_versions_are_forgotten_of_each_kind_by_itself() -> None:
     sums = WeightSums()
     for version in range(MAX_COMPARED + 1):
         refused_by(sums, "a", f"A{version}", version=version)
-    assert len(sums._compared) == MAX_COMPARED
+        refused_by(sums, "g", f"G{version}", version=version, kind=GPU)
     sums.gone("a")
     assert not refused_by(sums, "b", "B", version=0)
     assert refused_by(sums, "b2", "B", version=2) == {"b2"}
+    assert refused_by(sums, "g2", "B", version=1, kind=GPU) == {"g2"}
+    for number in range(MAX_KINDS):
+        refused_by(sums, f"k{number}", "K", kind=f"K{number}")
+    assert len(sums._compared) == MAX_KINDS
