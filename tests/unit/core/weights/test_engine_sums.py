@@ -7,7 +7,16 @@ from random import Random
 
 import pytest
 
-from polyrl.weights.engine_sums import LONE, MAX_COMPARED, MAX_KINDS, OTHER_WEIGHTS, SAME_WEIGHTS, EngineSum, SumVerdict, WeightSums
+from polyrl.weights.engine_sums import (
+    LONE,
+    MAX_COMPARED,
+    MAX_KINDS,
+    OTHER_WEIGHTS,
+    SAME_WEIGHTS,
+    EngineSum,
+    SumVerdict,
+    WeightSums,
+)
 
 CPU, GPU = "SGLang 0.5.23 cpu float32 tp1", "SGLang 0.5.23 cuda bfloat16 tp2 NVIDIA H100"
 
