@@ -82,7 +82,7 @@ class _Held(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Life:
+class _Presence:
     """Of an engine, in what was heard of all: from when it was there, until it was refused or not heard any more."""
 
     begins: int
@@ -94,7 +94,7 @@ class _Compared:
     """Of one version and kind."""
 
     stands: bytes
-    given: dict[bytes, dict[_Life, str]] = field(default_factory=dict)
+    given: dict[bytes, dict[_Presence, str]] = field(default_factory=dict)
     """By sum: who gave it."""
 
     def votes(self, given: bytes) -> int:
@@ -114,7 +114,7 @@ class WeightSums:
         """Kinds of which two engines gave one sum (True), or that tell nothing (False)."""
         self._held: dict[str, _Held] = {}
         """By engine."""
-        self._lives: dict[str, _Life] = {}
+        self._lives: dict[str, _Presence] = {}
         """Of engines that are there."""
         self._heard = itertools.count()
 
@@ -122,7 +122,7 @@ class WeightSums:
         """It holds no weights: whoever had its name before is another one."""
         self.gone(engine)
         self._held.pop(engine, None)
-        self._lives[engine] = _Life(next(self._heard))
+        self._lives[engine] = _Presence(next(self._heard))
 
     def gone(self, engine: str) -> None:
         """It is not heard. It may have ended, or come again with what it holds."""
@@ -133,7 +133,7 @@ class WeightSums:
         """Of a sum that an engine gives of the version that it loaded; `content`: `weights_hash` of it; `receipt`:
         `receipt_of` it, which other files do not change."""
         key = (given.kind, version, content)
-        held = _Held(key, receipt, given)
+        held = _Held(key, receipt, given=given)
         contradicts = self._contradicts(engine, held)
         if contradicts:
             return contradicts
@@ -141,7 +141,7 @@ class WeightSums:
             return SumVerdict()
         self._held[engine] = held
         _bound(self._held, MAX_STARTS)
-        life = self._lives.setdefault(engine, _Life(next(self._heard)))
+        life = self._lives.setdefault(engine, _Presence(next(self._heard)))
         if self._agreed.get(given.kind) is False:
             return SumVerdict(outcome="incomparable")
         versions = self._compared.setdefault(given.kind, {})
@@ -193,7 +193,7 @@ class WeightSums:
         """From now on; whoever serves with the former one is refused."""
         former, compared.stands = compared.stands, given
         serve = {one for life, one in compared.given[former].items() if self._lives.get(one) is life}
-        false = tuple(sorted(one for one in serve if self._held[one].key == key))
+        false = tuple(sorted(one for one in serve if one in self._held and self._held[one].key == key))
         return self._refuse(false, OTHER_WEIGHTS, _differing(key, former, given) if false else "", outcome="equal")
 
     def _refuse(self, engines: tuple[str, ...], reason: str, note: str, outcome: str = "") -> SumVerdict:

@@ -52,12 +52,12 @@ class Fleet:
         self.engines: dict[str, FakeEngine] = {}
         self.agents: dict[str, asyncio.Task[int]] = {}
 
-    def start(self, name: str, *sums: str) -> FakeEngine:
+    def start(self, name: str, *sums: str, epoch: int = EPOCH) -> FakeEngine:
         engine = self.engines[name] = SummedEngine(*sums) if sums else FakeEngine()
         settings = AgentSettings(
             lambda: self.site.manager.endpoints.agents,
             engine_keys(self.site.keys, name),
-            run_epoch=EPOCH,
+            run_epoch=epoch,
             engine=name,
             pool=Pool.SPOT,
             drain_s=3.0,
@@ -160,6 +160,16 @@ async def test_a_version_with_other_files_alone_is_served_by_all(fleet: Fleet) -
         await fleet.publish(version, 1.0, file)
         await fleet.until("a", "b", version=version)
     assert fleet.noted() == []
+
+
+async def test_one_that_is_not_taken_does_not_count_as_there(fleet: Fleet) -> None:
+    """Nothing says when it ends, and its follower would be a second one beside it."""
+    await fleet.site.publish(0)
+    fleet.start("a", "right")
+    fleet.start("b", "right", epoch=EPOCH - 1)
+    await fleet.ended("b")
+    await fleet.until("a")
+    assert set(fleet.site.manager._sums.sums._lives) == {"a"}
 
 
 async def test_what_was_refused_while_nobody_listened_is_refused_at_the_next_greeting(

@@ -11,6 +11,7 @@ from polyrl.weights.engine_sums import (
     LONE,
     MAX_COMPARED,
     MAX_KINDS,
+    MAX_STARTS,
     OTHER_WEIGHTS,
     SAME_WEIGHTS,
     EngineSum,
@@ -231,6 +232,16 @@ def test_what_is_said_again_counts_once() -> None:
     assert [judge(sums, "a", 1, given).outcome for _ in range(2)] == ["first", ""]
     sums.gone("a")
     assert judge(sums, "a", 1, given).outcome == "equal"
+
+
+def test_an_engine_that_was_forgotten_is_not_refused_by_what_stands() -> None:
+    sums = WeightSums()
+    for engine in "bc":
+        sums.begins(engine)
+    refused_by(sums, "a", "A")
+    for number in range(MAX_STARTS):
+        refused_by(sums, f"n{number}", f"{number}", version=2, kind=GPU)
+    assert [refused_by(sums, engine, "B") for engine in "bc"] == [{"b"}, set()]
 
 
 def test_old_versions_are_forgotten_of_each_kind_by_itself() -> None:
