@@ -205,7 +205,8 @@ class Plane:
 
     def _judge(self, engine: str, version: int, content: str) -> bool:
         given = EngineSum("reads", bytes.fromhex(content), exact=True)
-        return engine in self.sums.judge(engine, version, self.contents[version].encode(), given).refused
+        of = self.contents[version].encode()
+        return engine in self.sums.judge(engine, version, of, given=given, receipt=of).refused
 
     async def publish(self, version: int) -> float:
         """Seconds that the trainer waited."""

@@ -4,15 +4,16 @@ That the right bytes reached an engine's machine is checked before it loads them
 Of one version all engines of a kind have one sum, so a sum is compared with those that came before:
 
     the sum of this version and kind                        the engine
-    is the first one                                        serves
-    is that of the first one, or the one that stands        serves
+    is the one that stands: at first the first one          serves
     is another one                                          is refused: it ends, and a new one loads everything anew
+    and more engines at one time gave it than the former    serves: it stands from now on, who has the former is refused
     is what it was with another version's weights           is refused: its load did nothing
 
-A sum that two engines gave stands. Until then the first one counts, and may be the false one: where two others agree
-against it, they stand, and who gave it is refused. An engine that was started anew is another one, so one machine that
-always errs alike has its way only where no two others have come yet. What stands never changes, so a refusal is not
-taken back and forth; who is refused again and again is bounded by the back-off of whoever starts engines.
+Nobody here knows machines. One that errs always alike has a follower where its engine ends, under whatever name; so
+engines count that were there at one time (lives that overlap), which are as many machines or parts of one. Who is
+refused counts too. So what most of a fleet says stands as soon as more of it were there together than err alike, and
+the count that it takes only grows: nobody is refused back and forth. Where as many say the one as the other, the first
+one stays.
 
 LONE sums that all differ, of a kind of which no two engines ever agreed, tell nothing of weights: it is compared no
 more. Nothing here outlives the manager: the next one hears all sums again by the greetings.
@@ -20,8 +21,10 @@ more. Nothing here outlives the manager: the next one hears all sums again by th
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -35,7 +38,7 @@ OUTCOMES: Final = ("first", "equal", "incomparable")
 LONE: Final = 4
 """A machine that errs each time in another way gives some, with its restarts; a second good one gives none."""
 MAX_COMPARED: Final = 64
-"""Versions, by kind: as many as the largest allowed staleness lets engines serve."""
+"""Versions of a kind: as many as the largest allowed staleness lets engines serve."""
 MAX_STARTS: Final = 4096
 """Of a run, with all that were started anew; who was heard first is forgotten first."""
 MAX_KINDS: Final = 64
@@ -70,92 +73,133 @@ _Key: TypeAlias = tuple[str, int, bytes]
 """Kind, version, and the content that tells two of one number apart."""
 
 
+class _Held(NamedTuple):
+    """What an engine said last."""
+
+    key: _Key
+    receipt: bytes
+    given: EngineSum
+
+
+@dataclass(eq=False)
+class _Presence:
+    """Of an engine, in what was heard of all: from when it was there, until it was refused or not heard any more."""
+
+    begins: int
+    ends: float = math.inf
+
+
 @dataclass
 class _Compared:
     """Of one version and kind."""
 
-    given: dict[bytes, set[str]] = field(default_factory=dict)
-    """Sums in the order in which they came, and the engines that gave them."""
-    stands: bytes | None = None
+    stands: bytes
+    given: dict[bytes, dict[_Presence, str]] = field(default_factory=dict)
+    """By sum: who gave it."""
 
-    @property
-    def reference(self) -> bytes:
-        return next(iter(self.given)) if self.stands is None else self.stands
+    def votes(self, given: bytes) -> int:
+        """Most of its givers that were there at one time."""
+        begins = [(life.begins, 1) for life in self.given[given]]
+        ends = [(life.ends, -1) for life in self.given[given]]
+        return max(itertools.accumulate(step for _, step in sorted(begins + ends)))
 
 
 class WeightSums:
     """Of one run."""
 
     def __init__(self) -> None:
-        self._compared: dict[_Key, _Compared] = {}
+        self._compared: dict[str, dict[_Key, _Compared]] = {}
+        """By kind."""
         self._agreed: dict[str, bool] = {}
         """Kinds of which two engines gave one sum (True), or that tell nothing (False)."""
-        self._held: dict[str, tuple[_Key, EngineSum]] = {}
-        """By engine: of which version, and what."""
-        self._live: set[str] = set()
+        self._held: dict[str, _Held] = {}
+        """By engine."""
+        self._lives: dict[str, _Presence] = {}
+        """Of engines that are there."""
+        self._heard = itertools.count()
+
+    def begins(self, engine: str) -> None:
+        """It holds no weights: whoever had its name before is another one."""
+        self.gone(engine)
+        self._held.pop(engine, None)
+        self._lives[engine] = _Presence(next(self._heard))
 
     def gone(self, engine: str) -> None:
-        """It has ended. One that comes under its name is another, which has loaded everything anew."""
-        self._live.discard(engine)
+        """It is not heard. It may have ended, or come again with what it holds."""
+        if engine in self._lives:
+            self._lives.pop(engine).ends = next(self._heard)
 
-    def judge(self, engine: str, version: int, content: bytes, given: EngineSum) -> SumVerdict:
-        """Of a sum that an engine gives of the version that it loaded; `content`: `weights_hash` of it."""
+    def judge(self, engine: str, version: int, content: bytes, *, given: EngineSum, receipt: bytes) -> SumVerdict:
+        """Of a sum that an engine gives of the version that it loaded; `content`: `weights_hash` of it; `receipt`:
+        `receipt_of` it, which other files do not change."""
         key = (given.kind, version, content)
-        contradicts = self._contradicts(engine, key, given)
+        held = _Held(key, receipt, given=given)
+        contradicts = self._contradicts(engine, held)
         if contradicts:
             return contradicts
-        if engine in self._live and self._held[engine] == (key, given):
+        if engine in self._lives and self._held.get(engine) == held:
             return SumVerdict()
-        self._held[engine] = (key, given)
+        self._held[engine] = held
         _bound(self._held, MAX_STARTS)
-        self._live.add(engine)
+        life = self._lives.setdefault(engine, _Presence(next(self._heard)))
         if self._agreed.get(given.kind) is False:
             return SumVerdict(outcome="incomparable")
-        compared = self._compared.setdefault(key, _Compared())
-        _bound(self._compared, MAX_COMPARED)
+        versions = self._compared.setdefault(given.kind, {})
+        _bound(self._compared, MAX_KINDS)
+        compared = versions.setdefault(key, _Compared(given.sum))
+        _bound(versions, MAX_COMPARED)
         outcome = "equal" if compared.given else "first"
-        givers = compared.given.setdefault(given.sum, set())
-        givers.add(engine)
-        if compared.stands is None and len(givers) > 1:
-            return self._stands(compared, key, given.sum)
-        if given.sum != compared.reference:
-            return self._differs(compared, engine, key, given.sum)
-        return SumVerdict(outcome=outcome)
+        lives = compared.given.setdefault(given.sum, {})
+        lives[life] = engine
+        _bound(lives, MAX_STARTS)
+        return self._compare(compared, engine, key, given.sum) or SumVerdict(outcome=outcome)
 
-    def _contradicts(self, engine: str, key: _Key, given: EngineSum) -> SumVerdict | None:
+    def _contradicts(self, engine: str, now: _Held) -> SumVerdict | None:
         """What it said before."""
         if engine not in self._held:
             return None
-        before, held = self._held[engine]
-        if engine in self._live and (before[0] != key[0] or (before == key and held.sum != given.sum)):
-            note = f"it contradicts what it said before of version {before[1]}, or of itself ({before[0]})"
+        before, version = self._held[engine], self._held[engine].key[1]
+        other_kind, other_sum = before.given.kind != now.given.kind, before.given.sum != now.given.sum
+        if engine in self._lives and (other_kind or (before.key == now.key and other_sum)):
+            note = f"it contradicts what it said before of version {version}, or of itself ({before.given.kind})"
             return self._refuse((engine,), OTHER_WEIGHTS, note)
-        if given.exact and held.sum == given.sum and before[2] != key[2]:
-            note = f"it has loaded version {key[1]}, and holds what it held of version {before[1]}"
+        if now.given.exact and not other_sum and before.receipt != now.receipt:
+            note = f"it has loaded version {now.key[1]}, and holds what it held of version {version}"
             return self._refuse((engine,), SAME_WEIGHTS, note)
         return None
 
-    def _stands(self, compared: _Compared, key: _Key, given: bytes) -> SumVerdict:
-        """From now on; whoever serves with the first one's is refused, if that was another."""
-        first, compared.stands = compared.reference, given
-        self._agreed[key[0]] = True
-        _bound(self._agreed, MAX_KINDS)
-        serve = () if first == given else tuple(sorted(compared.given[first]))
-        false = tuple(one for one in serve if one in self._live and one in self._held and self._held[one][0] == key)
-        return self._refuse(false, OTHER_WEIGHTS, _differing(key, first, given) if false else "", outcome="equal")
-
-    def _differs(self, compared: _Compared, engine: str, key: _Key, given: bytes) -> SumVerdict:
-        if compared.stands is not None or key[0] in self._agreed or len(compared.given) < LONE:
-            return self._refuse((engine,), OTHER_WEIGHTS, _differing(key, given, compared.reference))
+    def _compare(self, compared: _Compared, engine: str, key: _Key, given: bytes) -> SumVerdict | None:
+        """With what others gave; None: it serves."""
+        stands = compared.stands
+        if given == stands and key[0] in self._agreed:
+            return None
+        votes = compared.votes(given)
+        if votes > 1:
+            self._agreed[key[0]] = True
+            _bound(self._agreed, MAX_KINDS)
+        if given == stands:
+            return None
+        if votes > compared.votes(stands):
+            return self._stands(compared, key, given)
+        if key[0] in self._agreed or len(compared.given) < LONE:
+            return self._refuse((engine,), OTHER_WEIGHTS, _differing(key, given, stands))
         self._agreed[key[0]] = False
         _bound(self._agreed, MAX_KINDS)
         many = f"{len(compared.given)} engines of a kind ({key[0]}) add version {key[1]} up to as many sums"
         note = f"{many}: they tell nothing of weights, and are compared no more"
         return SumVerdict(note=note, outcome="incomparable")
 
+    def _stands(self, compared: _Compared, key: _Key, given: bytes) -> SumVerdict:
+        """From now on; whoever serves with the former one is refused."""
+        former, compared.stands = compared.stands, given
+        serve = {one for life, one in compared.given[former].items() if self._lives.get(one) is life}
+        false = tuple(sorted(one for one in serve if one in self._held and self._held[one].key == key))
+        return self._refuse(false, OTHER_WEIGHTS, _differing(key, former, given) if false else "", outcome="equal")
+
     def _refuse(self, engines: tuple[str, ...], reason: str, note: str, outcome: str = "") -> SumVerdict:
         """None of them may say the same again and be taken for what it was."""
-        self._live.difference_update(engines)
+        for engine in engines:
+            self.gone(engine)
         return SumVerdict(engines, reason, note=note, outcome=outcome)
 
 

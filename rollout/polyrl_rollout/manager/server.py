@@ -234,6 +234,8 @@ class Manager:
         if not self._sums.admits(engine, message):
             return
         self._deliver(self._ledger.from_agent(engine, message, self.now()))
+        if engine not in self._ledger.state.engines:
+            self._sums.sums.gone(engine)  # no event says when one ends that was not taken
         if isinstance(message, WeightsLoaded):
             self._pauses.take(message)
 

@@ -41,6 +41,9 @@ class SumCheck:
                 verdict = self._judge(engine, version, receipt, given)
             case Hello(weight_version=version, receipts=receipts, sum=EngineSum() as given):
                 verdict = self._judge(engine, version, receipts.get(version, b""), given)
+            case Hello(weight_version=version) if version < 0:
+                self.sums.begins(engine)
+                return True
             case _:
                 return True
         if verdict.outcome:
@@ -61,4 +64,5 @@ class SumCheck:
         known = self._state.receipts.get(version) if self._state.weights.receipt else receipt
         if not 0 <= version <= self._state.weights.version or not receipt or known != receipt:
             return SumVerdict()
-        return self.sums.judge(engine, version, self._state.contents.get(version) or receipt, given)
+        content = self._state.contents.get(version) or receipt
+        return self.sums.judge(engine, version, content, given=given, receipt=receipt)

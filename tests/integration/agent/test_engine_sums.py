@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from polyrl.sample import Pool
 from polyrl.weights.engine_sums import SAME_WEIGHTS, EngineSum
@@ -28,9 +29,12 @@ class SummedEngine(FakeEngine):
     def __init__(self, *sums: str) -> None:
         super().__init__()
         self._sums = list(sums)
+        self.may_load = asyncio.Event()
+        self.may_load.set()
         self.closed = False
 
     async def load_weights(self, version: int, folder: Path) -> LoadSeconds:
+        await self.may_load.wait()
         given = EngineSum("fake", self._sums[version].encode(), exact=True)
         await super().load_weights(version, folder)
         return LoadSeconds(wait=0.0, load=0.1, verify=0.1, sum=given)
@@ -48,12 +52,12 @@ class Fleet:
         self.engines: dict[str, FakeEngine] = {}
         self.agents: dict[str, asyncio.Task[int]] = {}
 
-    def start(self, name: str, *sums: str) -> None:
+    def start(self, name: str, *sums: str, epoch: int = EPOCH) -> FakeEngine:
         engine = self.engines[name] = SummedEngine(*sums) if sums else FakeEngine()
         settings = AgentSettings(
             lambda: self.site.manager.endpoints.agents,
             engine_keys(self.site.keys, name),
-            run_epoch=EPOCH,
+            run_epoch=epoch,
             engine=name,
             pool=Pool.SPOT,
             drain_s=3.0,
@@ -61,6 +65,12 @@ class Fleet:
         )
         agent = Agent(settings, engine, engine.capacity, Staging("sums", name, self._folder))
         self.agents[name] = asyncio.create_task(agent.run())
+        return engine
+
+    async def publish(self, version: int, value: float, config: bytes = b"{}") -> None:
+        tensors, files = {"w": torch.full((1000,), value)}, {"config.json": config}
+        published = await asyncio.to_thread(self.site.publisher.publish, version, tensors.items(), files)
+        await self.site.client.publish(published)
 
     async def ended(self, name: str) -> int:
         async with asyncio.timeout(DEADLINE_S):
@@ -118,10 +128,13 @@ async def test_a_first_one_that_two_others_contradict_is_refused_while_it_serves
     await fleet.until("a")
     training = asyncio.create_task(fleet.site.train())
     fleet.start("b", "right")
+    other = fleet.start("c", "right")
+    assert isinstance(other, SummedEngine)
+    other.may_load.clear()
     assert await fleet.ended("b") == EXIT_FAILED
-    fleet.start("b2", "right")
+    other.may_load.set()
     assert await fleet.ended("a") == EXIT_FAILED
-    await fleet.until("b2")
+    await fleet.until("c")
     assert len(await training) == GROUPS * SAMPLES, "its samples have moved"
 
 
@@ -131,13 +144,32 @@ async def test_a_load_that_changed_nothing_is_found_without_any_other(
     await fleet.site.publish(0)
     fleet.start("a", "same", "same")
     await fleet.until("a")
-    await fleet.site.publish(1)
+    await fleet.publish(1, 0.1)
     assert await fleet.ended("a") == EXIT_FAILED
     await fleet.until(version=1)
     fleet.start("a2", "-", "new")
     await fleet.until("a2", version=1)
     assert fleet.noted() == ["a is refused: it has loaded version 1, and holds what it held of version 0"]
     assert SAME_WEIGHTS in capsys.readouterr().out
+
+
+async def test_a_version_with_other_files_alone_is_served_by_all(fleet: Fleet) -> None:
+    for name in "ab":
+        fleet.start(name, "same", "same")
+    for version, file in enumerate((b"{}", b'{"eos_token_id": 1}')):
+        await fleet.publish(version, 1.0, file)
+        await fleet.until("a", "b", version=version)
+    assert fleet.noted() == []
+
+
+async def test_one_that_is_not_taken_does_not_count_as_there(fleet: Fleet) -> None:
+    """Nothing says when it ends, and its follower would be a second one beside it."""
+    await fleet.site.publish(0)
+    fleet.start("a", "right")
+    fleet.start("b", "right", epoch=EPOCH - 1)
+    await fleet.ended("b")
+    await fleet.until("a")
+    assert set(fleet.site.manager._sums.sums._lives) == {"a"}
 
 
 async def test_what_was_refused_while_nobody_listened_is_refused_at_the_next_greeting(

@@ -76,9 +76,9 @@ from polyrl_rollout.engines.sglang.launch import (
     sleep_arguments,
     write_config,
 )
-from polyrl_rollout.engines.sglang.shapes import Shapes, check_same, read_shapes, widest
+from polyrl_rollout.engines.sglang.shapes import Shapes, check_same, dtypes_of, read_shapes
 from polyrl_rollout.engines.sglang.stream import Aborted, EventSplitter, StreamDecoder, error_of_status
-from polyrl_rollout.engines.sglang.sums import NARROW, QUESTION, WIDE, kind_of, sum_of
+from polyrl_rollout.engines.sglang.sums import CPUINFO, QUESTION, WHOLE, kind_of, sum_of, unrounded
 from polyrl_rollout.engines.streams import SilenceDeadline
 
 CONTEXT_SLACK: Final = 8
@@ -130,8 +130,8 @@ class SGLangEngine:
         self._idle = asyncio.Event()
         self._switching = asyncio.Lock()
         self._loaded: Shapes = {}
-        self._kind, self._wide = "", False
-        """What its sums depend on, and whether it rounds nothing."""
+        self._kind, self._unrounded = "", frozenset[str]()
+        """What its sums depend on, and dtypes of tensors that it holds as they are."""
         self._server_state = ServerState()
 
     @property
@@ -166,7 +166,9 @@ class SGLangEngine:
         kv_tokens = kv_tokens_of(info)
         with contextlib.suppress(_Refused):
             loads = await self._control("GET", "/v1/loads", None, HEALTH_DEADLINE_S)
-            self._kind, self._wide = kind_of(info, loads.get("accelerator")), info.get("dtype") in WIDE
+            cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
+            self._kind = kind_of(info, loads.get("accelerator"), cpuinfo)
+            self._unrounded = unrounded(info, model_folder)
         self._max_context = min(context, kv_tokens) - CONTEXT_SLACK
         return EngineCapacity(self._spec.max_running, kv_tokens, max_context=self._max_context)
 
@@ -368,7 +370,7 @@ class SGLangEngine:
             log.warning("this engine's weights cannot be compared with others'", error=str(error))
             return None
         found = sum_of(answer)
-        exact = self._wide or widest(folder) <= NARROW
+        exact = dtypes_of(folder) <= self._unrounded | WHOLE
         return None if found is None else EngineSum(self._kind, found, exact=exact)
 
     async def health(self) -> None:

@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from safetensors import SafetensorError, safe_open
 
-from polyrl.weights import DTYPE_BYTES
 from polyrl_rollout.engines.port import EngineFailed
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
@@ -29,13 +28,12 @@ def read_shapes(folder: Path) -> Shapes:
     return shapes
 
 
-def widest(folder: Path) -> int:
-    """Bytes of a number, of the tensors that have most."""
-    found = 0
+def dtypes_of(folder: Path) -> set[str]:
+    """safetensors' names of the tensors' dtypes."""
+    found = set[str]()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "np") as file:
-            dtypes = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-        found = max(found, *(DTYPE_BYTES[dtype] for dtype in dtypes))
+            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     return found
 
 

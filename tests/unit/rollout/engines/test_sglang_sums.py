@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from polyrl.manifest.rollout import EngineSpec
 from polyrl.weights.engine_sums import EngineSum
 from polyrl_rollout.engines.port import EngineFailed, LoadSeconds
 from polyrl_rollout.engines.sglang.engine import SGLangEngine, _Refused
-from polyrl_rollout.engines.sglang.shapes import widest
-from polyrl_rollout.engines.sglang.sums import kind_of, sum_of
+from polyrl_rollout.engines.sglang.shapes import dtypes_of
+from polyrl_rollout.engines.sglang.sums import kind_of, sum_of, unrounded
 from polyrl_rollout.engines.streams import SilenceDeadline
 
 INFO = {"version": "0.5.23", "device": "cuda", "dtype": "auto", "tp_size": 2, "dp_size": 1, "pp_size": 1, "ep_size": 1}
@@ -64,10 +65,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(switch: str, answer: Any, folder: Path, version: int = 1) -> tuple[Asked, LoadSeconds]:
+def load(
+    switch: str, answer: Any, folder: Path, held: frozenset[str] = frozenset({"F16"})
+) -> tuple[Asked, LoadSeconds]:
     async def loaded() -> tuple[Asked, LoadSeconds]:
         engine = Asked(switch, answer)
-        return engine, await engine.load_weights(version, folder)
+        engine._unrounded = held
+        return engine, await engine.load_weights(1, folder)
 
     return asyncio.run(loaded())
 
@@ -141,13 +145,58 @@ def test_a_kind_names_what_else_a_sum_depends_on() -> None:
     gpu, cpu = kind_of(INFO, "NVIDIA H100 80GB HBM3"), kind_of({**INFO, "device": "cpu", "dtype": "float32"}, None)
     assert gpu == "SGLang 0.5.23 NVIDIA H100 80GB HBM3 auto tp2 dp1 pp1 ep1"
     assert cpu == "SGLang 0.5.23 cpu float32 tp2 dp1 pp1 ep1"
-    assert len(kind_of(INFO, "x" * 500)) == 128
     assert not kind_of({**INFO, "enable_eplb": True}, "NVIDIA H100 80GB HBM3")
 
 
-def test_numbers_of_four_bytes_are_exact_only_in_an_engine_of_four(folder: Path) -> None:
-    save_file({"w": np.zeros(4, np.float32), "b": np.zeros(4, np.float16)}, folder / "second.safetensors")
-    assert widest(folder) == 4
-    _, seconds = load("keep", ranks("a"), folder)
+@pytest.mark.parametrize("name", ["quantization", "torchao_config", "moe_runner_backend"])
+def test_a_kind_names_what_else_lays_weights_out_otherwise(name: str) -> None:
+    assert kind_of({**INFO, name: "other"}, "GPU") == f"{kind_of(INFO, 'GPU')} {name}=other"
+    assert kind_of({**INFO, name: None}, "GPU") == kind_of({**INFO, name: ""}, "GPU") == kind_of(INFO, "GPU")
+
+
+def test_cpus_that_repack_weights_are_of_another_kind() -> None:
+    cpuinfo = "processor\t: 0\nflags\t\t: fpu avx512f amx_bf16 amx_tile amx_int8\n"
+    on_cpu = {**INFO, "device": "cpu"}
+    assert kind_of(on_cpu, None, cpuinfo) == f"{kind_of(on_cpu, None)} amx"
+    assert kind_of(on_cpu, None, "flags : avx512f") == kind_of(on_cpu, None)
+    assert kind_of(INFO, "GPU", cpuinfo) == kind_of(INFO, "GPU"), "a GPU's host has no part in it"
+
+
+def test_kinds_that_are_too_long_are_still_two() -> None:
+    long, other = ({**INFO, "quantization": name} for name in ("a", "b"))
+    kinds = {kind_of(long, "x" * 500), kind_of(other, "x" * 500)}
+    assert [len(kind) for kind in kinds] == [128, 128]
+
+
+@pytest.mark.parametrize(
+    ("server", "config", "held"),
+    [
+        ({"dtype": "float32"}, {}, {"F32", "BF16", "F16"}),
+        ({"dtype": "bfloat16"}, {"dtype": "float32"}, {"BF16"}),
+        ({"dtype": "half"}, {}, {"F16"}),
+        ({"dtype": "auto"}, {"dtype": "bfloat16"}, {"BF16"}),
+        ({"dtype": "auto"}, {"text_config": {"torch_dtype": "float16"}}, {"F16"}),
+        ({"dtype": "auto"}, {"dtype": "float32"}, set()),
+        ({"dtype": "auto"}, {}, set()),
+        ({"dtype": "auto"}, None, set()),
+        ({"dtype": "bfloat16", "quantization": "fp8"}, {}, set()),
+        ({"dtype": "bfloat16", "torchao_config": "int8wo"}, {}, set()),
+    ],
+)
+def test_what_an_engine_holds_without_rounding(
+    server: dict[str, Any], config: dict[str, Any] | None, held: set[str], tmp_path: Path
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    assert unrounded(server, tmp_path) == held
+
+
+@pytest.mark.parametrize(
+    ("held", "exact"), [({"BF16"}, False), ({"F16"}, True), (set(), False)], ids=["other", "same", "quantized"]
+)
+def test_a_sum_is_exact_where_the_engine_rounds_none_of_the_tensors(held: set[str], exact: bool, folder: Path) -> None:
+    save_file({"ids": np.zeros(4, np.int64)}, folder / "second.safetensors")
+    assert dtypes_of(folder) == {"F16", "I64"}
+    _, seconds = load("keep", ranks("a"), folder, held=frozenset(held))
     assert seconds.sum is not None
-    assert not seconds.sum.exact
+    assert seconds.sum.exact is exact

@@ -47,6 +47,22 @@ def greeting(text: str, receipts: dict[int, bytes]) -> Hello:
     return msgspec.structs.replace(HELLO, weight_version=1, receipts=receipts, sum=given)
 
 
+def test_versions_that_differ_by_a_file_alone_have_one_sum() -> None:
+    checked = Checked()
+    where = WeightsRef(2, "tcp://p", public_key="k", manifest_hash=b"n", content=b"c2", receipt=b"r1")
+    checked.stage.trainer(PublishVersion.of(checked.stage.request(), where))
+    assert all(checked.check.admits("a", loaded("A", version=version)) for version in (1, 2))
+
+
+def test_an_engine_that_greets_with_nothing_is_another_one_than_before() -> None:
+    checked = Checked()
+    where = WeightsRef(2, "tcp://p", public_key="k", manifest_hash=b"n", content=b"c2", receipt=b"r2")
+    checked.stage.trainer(PublishVersion.of(checked.stage.request(), where))
+    assert checked.check.admits("a", loaded("A"))
+    assert checked.check.admits("a", HELLO)
+    assert checked.check.admits("a", loaded("A", version=2, receipt=b"r2"))
+
+
 @pytest.mark.parametrize("word", [loaded("B"), greeting("B", {1: b"r1"})], ids=["loaded", "greeting"])
 def test_another_sum_is_refused_however_it_is_said(word: Any) -> None:
     checked = Checked()
@@ -86,6 +102,8 @@ def test_of_a_trainer_without_receipts_versions_are_compared_all_the_same() -> N
 
 def test_others_are_refused_by_the_word_of_one_that_is_admitted() -> None:
     checked = Checked()
+    for engine in "bc":
+        checked.check.admits(engine, msgspec.structs.replace(HELLO, engine=engine))
     checked.check.admits("a", loaded("A"))
     checked.check.admits("b", loaded("B"))
     checked.stage.agent("c", msgspec.structs.replace(HELLO, engine="c"))
