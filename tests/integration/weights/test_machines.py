@@ -3,7 +3,12 @@ publishes; whoever cannot reach one of them gets its chunks by the first."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -223,3 +228,40 @@ def test_no_machine_holds_more_than_is_needed(world: World) -> None:
             seen |= {id(copy.image) for copy in copies.values()}
             assert server._share._deltas.keys() <= world.publisher._kept.keys()
     assert all(len(seen) <= 9 for seen in images), "of 14 copies of two layouts"
+
+
+@pytest.mark.parametrize("rate", [3_000, 20_000])
+async def test_a_machine_that_gives_a_trickle_holds_nothing_up(
+    world: World, keys: Keys, staging: Staging, rate: int
+) -> None:
+    ref = world.publish(0, first_tensors())
+    slow = (trickling(ref.others[0], rate), *ref.others[1:])
+    async with asyncio.timeout(30):
+        pulled = await Puller(keys.agent, staging, silence_s=1.0).pull(structs.replace(ref, others=slow), None)
+    assert_is(pulled.staged, first_tensors())
+
+
+def trickling(endpoint: str, rate: int) -> str:
+    """Where the same is answered at so many bytes a second for each connection."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pass_on(taken: socket.socket, given: socket.socket, part: int) -> None:
+        with suppress(OSError):
+            while data := taken.recv(part):
+                if part < CHUNK:
+                    time.sleep(len(data) / rate)
+                given.sendall(data)
+        for end in (taken, given):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def run() -> None:
+        while True:
+            near, far = listener.accept()[0], socket.create_connection((host, int(port)))
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            for taken, given, part in ((near, far, CHUNK), (far, near, 256)):
+                threading.Thread(target=pass_on, args=(taken, given, part), daemon=True).start()
+
+    threading.Thread(target=run, daemon=True).start()
+    return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
