@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from polyrl.weights import WeightsRef
 from polyrl.weights.deltas import PART_BYTES
 from polyrl.weights.shares import chunk_machines
 from polyrl.wire import FromPuller
-from polyrl.wire.serving import Content
+from polyrl.wire.serving import Content, Found
 from polyrl_rollout.weights.puller import Puller
 from polyrl_rollout.weights.staging import Staging
 from polyrl_rollout.weights.transfer import PullFailed
@@ -29,6 +30,7 @@ from polyrl_trainer.testing.memory_publisher import spread
 from polyrl_trainer.weights.forms import WeightsCopy
 from polyrl_trainer.weights.publisher import WeightPublisher
 from polyrl_trainer.weights.share import ShareServer
+from polyrl_trainer.weights.share_commands import GiveChunk, command_of
 from tests.integration.weights.conftest import CHUNK, FILES, SEALED_ONLY, Keys
 from tests.integration.weights.test_deltas import Tensors, assert_is
 
@@ -58,13 +60,13 @@ def step(tensors: Tensors, seed: int) -> Tensors:
 class Sent:
     """What a machine has given to receivers."""
 
-    find: Callable[[FromPuller], Content | None]
+    find: Callable[[FromPuller], Found]
     bytes: int = 0
     silent: bool = False
 
-    def __call__(self, request: FromPuller) -> Content | None:
+    def __call__(self, request: FromPuller) -> Found:
         found = None if self.silent else self.find(request)
-        self.bytes += len(found.data) if found is not None else 0
+        self.bytes += len(found.data) if isinstance(found, Content) else 0
         return found
 
 
@@ -75,6 +77,7 @@ class Beside(OtherMachines):
     servers: list[ShareServer]
     gone: bool = False
     asked: list[int] = field(default_factory=list)
+    passes_on_after_s: float = 0.0
 
     @property
     def number(self) -> int:  # type: ignore[override]
@@ -87,6 +90,8 @@ class Beside(OtherMachines):
         if self.gone:
             raise ConnectionAbortedError("it did not answer")
         self.asked.append(machine)
+        if isinstance(command_of(request), GiveChunk):
+            time.sleep(self.passes_on_after_s)
         return self.servers[machine].answer(request)
 
     def lost(self, error: OSError) -> GroupLost:
@@ -176,7 +181,7 @@ async def test_a_machine_that_serves_no_more_is_left_in_the_middle(world: World,
     ref = world.publish(0, tensors)
     find = last.find
 
-    def ends(request: FromPuller) -> Content | None:
+    def ends(request: FromPuller) -> Found:
         if world.sent[-1].bytes > 3 * CHUNK:
             raise OSError("this connection ends")
         return find(request)
@@ -228,6 +233,43 @@ def test_no_machine_holds_more_than_is_needed(world: World) -> None:
             seen |= {id(copy.image) for copy in copies.values()}
             assert server._share._deltas.keys() <= world.publisher._kept.keys()
     assert all(len(seen) <= 9 for seen in images), "of 14 copies of two layouts"
+
+
+async def test_who_is_passed_on_to_holds_up_nobody_else(world: World, keys: Keys, tmp_path: Path) -> None:
+    ref = world.publish(0, first_tensors())
+    world.others.passes_on_after_s = 0.5
+    folders = [tmp_path / name for name in ("alone", "healthy")]
+    for folder in folders:
+        folder.mkdir()
+    alone, healthy = (Staging("run", folder.name, folder) for folder in folders)
+    dead = structs.replace(ref, others=("tcp://127.0.0.1:1",) * len(ref.others))
+    passed_on = asyncio.create_task(puller_of(keys, alone).pull(dead, None))
+    asked = len(world.others.asked)
+    while len(world.others.asked) == asked:
+        await asyncio.sleep(0.05)
+    assert (await puller_of(keys, healthy).pull(ref, None)).seconds < 2.0
+    assert not passed_on.done()
+    world.others.passes_on_after_s = 0.0
+    assert_is((await passed_on).staged, first_tensors())
+    for staging in (alone, healthy):
+        staging.close()
+
+
+async def test_a_chunk_is_passed_on_once_to_all_who_ask_for_it_together(
+    world: World, keys: Keys, tmp_path: Path
+) -> None:
+    ref, stagings = world.publish(0, first_tensors()), []
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        stagings.append(Staging("run", name, tmp_path / name))
+    world.others.asked.clear()
+    world.others.passes_on_after_s = 0.02
+    dead = structs.replace(ref, others=("tcp://127.0.0.1:1",) * len(ref.others))
+    await asyncio.gather(*(puller_of(keys, staging).pull(dead, None) for staging in stagings))
+    theirs = [machine for machine in world.publisher._kept[0].machines.values() if machine]
+    assert len(theirs) <= len(world.others.asked) <= 1.5 * len(theirs)
+    for staging in stagings:
+        staging.close()
 
 
 @pytest.mark.parametrize("rate", [3_000, 20_000])

@@ -24,7 +24,7 @@ from polyrl.weights.deltas import PART_BYTES, EachOf, encode_delta, encode_part,
 from polyrl.weights.shares import StreamShare
 from polyrl.wire import FromPuller, GetManifest
 from polyrl.wire.sealing import Handshake, LastingKeys
-from polyrl.wire.serving import Content
+from polyrl.wire.serving import Content, Found
 from polyrl_trainer.weights.images import Image, Images
 from polyrl_trainer.weights.lender import Lender, lent
 from polyrl_trainer.weights.server import WeightServer, dialled_endpoint
@@ -200,7 +200,7 @@ class ShareServer:
         self.server.close()
         self._share.close()
 
-    def _find(self, request: FromPuller) -> Content | None:
+    def _find(self, request: FromPuller) -> Found:
         if isinstance(request, GetManifest):
             return None
         return lent(self._lender, request, self._share.find(request.version, request.hash))

@@ -19,7 +19,7 @@ from polyrl_trainer.backends.fsdp.pods.link import PodLink
 from polyrl_trainer.backends.fsdp.pods.words import ShareWord
 
 CONNECTIONS: Final = 6
-"""Of each pod: one for what is published, one for what is copied, one for each thread that passes chunks on."""
+"""Of each pod: one for what is published, one for what is copied, one for each chunk that is passed on (`machines.RELAYS`)."""
 COME_S: Final = 60.0
 """For a pod that has come to dial for these, too."""
 SHARE_REDIAL_S: Final = 1.0
