@@ -273,6 +273,31 @@ async def test_a_machine_that_gives_false_chunks_is_left(world: World, keys: Key
     assert puller._left.keys() == {ref.others[-1]}
 
 
+@pytest.mark.parametrize(
+    ("sizes", "learned"),
+    [((5_000_000, 600_000), 0.5), ((600_000, 5_000_000), 0.5), ((1_000_000, 1_000_000), 0.5), ((1_000_000,), 1.0)],
+    ids=["most at the first", "little at the first", "as much", "nothing at the first"],
+)
+async def test_how_many_copies_left_the_machines_is_learned_from_what_the_first_one_has(
+    keys: Keys, publishers: Callable[..., WeightPublisher], tmp_path: Path, sizes: tuple[int, ...], learned: float
+) -> None:
+    servers = [ShareServer(keys.trainer_file, "tcp://127.0.0.1:*")]
+    made, draw = publishers(deltas=True, others=Beside(servers)), torch.Generator().manual_seed(0)
+    tensors = {str(place): torch.randn(size, generator=draw).to(torch.bfloat16) for place, size in enumerate(sizes)}
+    ref = made.publish_snapshot(0, made.snapshot(lambda room: spread(tensors, room), FILES))
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        staging = Staging("run", name, tmp_path / name)
+        await puller_of(keys, staging).pull(ref, None)
+        staging.close()
+    made._taken.manifests[0] += 2  # two more asked, and took all from these
+    while made.server.is_sending:
+        await asyncio.sleep(0.05)
+    made.publish_snapshot(1, made.snapshot(lambda room: spread(tensors, room), FILES))
+    assert made._kept[1].facts.anchor_share == learned
+    servers[0].close()
+
+
 async def test_who_is_passed_on_to_holds_up_nobody_else(world: World, keys: Keys, tmp_path: Path) -> None:
     ref = world.publish(0, first_tensors())
     world.others.passes_on_after_s = 0.5

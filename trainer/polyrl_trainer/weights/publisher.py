@@ -216,8 +216,7 @@ class WeightPublisher:
         if own is None:
             return self._machines.relay(machine, request.version, request.hash) if machine else None
         with self._counting:
-            # What it gives of its own share the other machines give of theirs.
-            self._taken.bytes[request.version] += 0 if machine else len(own.data) * self._machines.number
+            self._taken.bytes[request.version] += 0 if machine else len(own.data)
         return own
 
 
