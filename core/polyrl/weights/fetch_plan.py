@@ -7,7 +7,7 @@ publisher     is asked for what nobody has. Receivers that fetch together share 
               then third. So the publisher sends each chunk about once, and a few more for each receiver that dies
 machines      of a publisher with several each is asked for the chunks of its share (`weights.shares`). Where there is
               no connection to one for REACH_S, or those that there are end before a chunk comes, the first one is
-              asked for its chunks as well
+              asked for its chunks as well. One that is far slower than the first is left for good
 again         no chunk is asked for twice at once. A source that is slow, dies or lies is given up (`leave`), and what
               it was asked for is to be had again
 
@@ -47,6 +47,9 @@ ALLOWED_S: Final = 3.0
 """A chunk may take so long whatever the others do: a link of 11 Mbit/s."""
 SLOW_FACTOR: Final = 4.0
 """Times as long as the middle one of the last chunks; a source that takes longer is slow."""
+FAR_SLOWER: Final = 16.0
+"""Times as long as the first machine takes for a chunk, on the average: it gives all of a slower one sooner, whatever
+it is asked for besides."""
 SLUGGISH_S: Final = 1.0
 """All that have a chunk are busy for so long with what they were asked for: the publisher helps."""
 REMEMBERED: Final = 16
@@ -69,8 +72,15 @@ class _Source:
     asked: dict[int, float] = field(default_factory=dict)
     """When; oldest first."""
     arrived_at: float = -inf
+    given: int = 0
+    """Chunks, in `busy_s` seconds while something was asked of it."""
+    busy_s: float = 0.0
     fetches: bool = False
     """It lacks something of the version itself."""
+
+    def waits(self, now: float) -> float:
+        """How long nothing has come of what it was asked for."""
+        return now - max(next(iter(self.asked.values())), self.arrived_at) if self.asked else 0.0
 
 
 @dataclass(eq=False)
@@ -82,6 +92,8 @@ class _Machine:
     connections: int = 0
     is_broken: bool = False
     """A connection has ended since a chunk came."""
+    is_left: bool = False
+    """It is not asked any more."""
 
 
 class FetchPlan:
@@ -140,8 +152,12 @@ class FetchPlan:
         known.connections, known.is_broken, known.away_since = known.connections - 1, True, min(known.away_since, now)
 
     def refuse(self, machine: int) -> None:
-        """That machine does not keep the version: the first one is asked."""
+        """That machine does not keep the version, or is left: the first one is asked."""
         self._machine[self._machine == machine] = PUBLISHER
+
+    def left(self, now: float) -> list[int]:
+        """Machines for whose chunks the first one is asked, since they are too slow or not reached."""
+        return [machine for machine, known in self._others.items() if known.is_left or _is_away(known, now)]
 
     def note(self, source: str, held: Flags, coming: Flags, now: float, *, fetches: bool) -> None:
         """What an agent says that it has, and awaits from the publisher; `fetches`: it lacks something of the whole."""
@@ -183,8 +199,9 @@ class FetchPlan:
         """The chunk is here, and is what its hash says."""
         known = self._sources[source]
         asked_at = known.asked.pop(chunk)
-        self._took.append(now - max(asked_at, known.arrived_at))
-        known.arrived_at = now
+        took = now - max(asked_at, known.arrived_at)
+        self._took.append(took)
+        known.arrived_at, known.given, known.busy_s = now, known.given + 1, known.busy_s + took
         if isinstance(source, int) and (machine := self._others.get(source)) is not None:
             machine.is_broken, machine.away_since = False, inf
         self._state[chunk] = _HERE
@@ -192,11 +209,12 @@ class FetchPlan:
 
     def is_slow(self, source: Source, chunk: int, now: float) -> bool:
         """The connection that brings this chunk should be given up: it takes too long, and another source has it."""
+        if isinstance(source, int) and source in self._others and self._others[source].is_left:
+            return True
         known = self._sources[source]
         waits = now - max(known.asked[chunk], known.arrived_at)
-        usual = statistics.median(self._took) if self._took else 0.0
         others = isinstance(source, str) or bool(self._holders[chunk])
-        return others and waits > max(ALLOWED_S, SLOW_FACTOR * usual)
+        return others and waits > self._allowed_s()
 
     def wants_of(self, source: str) -> bool:
         """Whether it has anything that is not here."""
@@ -204,12 +222,31 @@ class FetchPlan:
 
     def _of(self, machine: int, now: float) -> Flags:
         """What that one of the publisher's machines is asked for."""
-        own: Flags = self._machine == machine
-        if machine == PUBLISHER:
-            for other, known in self._others.items():
-                if (known.is_broken or not known.connections) and now - known.away_since > REACH_S:
-                    own |= self._machine == other
+        if machine != PUBLISHER:
+            return self._machine == machine
+        for other in self._others:
+            if self._is_far_slower(other, now):
+                self._others[other].is_left = True
+                self.refuse(other)
+        own: Flags = self._machine == PUBLISHER
+        for other, known in self._others.items():
+            if _is_away(known, now):
+                own |= self._machine == other
         return own
+
+    def _is_far_slower(self, machine: int, now: float) -> bool:
+        """Than the first one, which is not held up by the same."""
+        known, first = self._sources[machine], self._sources[PUBLISHER]
+        waits, allowed = known.waits(now), self._allowed_s()
+        if waits > allowed:
+            return first.waits(now) <= allowed
+        busy = known.busy_s + waits
+        sure = first.given >= REMEMBERED and busy > ALLOWED_S
+        return sure and busy * first.given > FAR_SLOWER * first.busy_s * (known.given + 1)
+
+    def _allowed_s(self) -> float:
+        """For a chunk, while others are had."""
+        return max(ALLOWED_S, SLOW_FACTOR * statistics.median(self._took) if self._took else 0.0)
 
     def _of_publisher(self, known: _Source, own: Flags, now: float) -> int | None:
         together = any(source.fetches for source in self._sources.values())
@@ -258,6 +295,10 @@ class FetchPlan:
         size = len(self.chunks)
         nothing = np.zeros(size, np.bool_)
         return _Source(nothing, nothing, coming_since=np.full(size, inf), ever_held=nothing.copy())
+
+
+def _is_away(machine: _Machine, now: float) -> bool:
+    return (machine.is_broken or not machine.connections) and now - machine.away_since > REACH_S
 
 
 def _first(among: Flags) -> int | None:

@@ -16,9 +16,10 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from polyrl.errors import ProtocolError
 from polyrl.wire import Frame
@@ -47,6 +48,8 @@ class Content:
     """`data` says where what was asked for lies."""
 
 
+Found: TypeAlias = "Content | Future[Content | None] | None"
+"""What answers a request, or what will; None when it is not kept."""
 R = TypeVar("R")
 
 
@@ -61,12 +64,13 @@ class ServedConnection(Generic[R]):
     def __init__(
         self,
         handshake: Handshake,
-        find: Callable[[R], Content | None],
+        find: Callable[[R], Found],
         decode: Callable[[Frame], R],
         keys: tuple[Sealer, Opener] | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`find` gives what answers a request; None when it is not kept. `decode` knows those that may be asked.
-        `keys`: of a connection that was dialled from here, and offered."""
+        """`find` gives what answers a request. `decode` knows those that may be asked. `keys`: of a connection that was
+        dialled from here, and offered. `wake` is called, by any thread, when what was waited for has been found."""
         self._handshake, self._find, self._decode = handshake, find, decode
         self._inbox = bytearray()
         self._keys, self._is_own = keys, keys is not None
@@ -74,6 +78,9 @@ class ServedConnection(Generic[R]):
         self._length = 0
         """Of the request that comes next; 0: not known."""
         self._asked: deque[tuple[R, bytes]] = deque()
+        self._wake = wake
+        self._finding: Future[Content | None] | None = None
+        """Of the first that is asked."""
         self._content: Content | None = None
         self._about = b""
         self._frames: deque[tuple[int, int]] = deque()
@@ -101,20 +108,22 @@ class ServedConnection(Generic[R]):
 
     @property
     def is_waiting(self) -> bool:
-        """True when there is nothing to send before more has come."""
-        return not (self._greeting or self._frames or self._asked)
+        """True when there is nothing to send before more has come, or is found."""
+        is_found = self._finding is None or self._finding.done()
+        return not (self._greeting or self._frames or (self._asked and is_found))
 
     def next(self, room: memoryview) -> memoryview:
-        """The next bytes to send, which may lie in `room` of ROOM_BYTES. Not while it `is_waiting`. Raises
-        ProtocolError when the rest of an answer is not kept any more."""
+        """The next bytes to send, which may lie in `room` of ROOM_BYTES; none where an answer is still to be found. Not
+        while it `is_waiting`. Raises ProtocolError when the rest of an answer is not kept any more."""
         if self._greeting:
             greeting, self._greeting = self._greeting, b""
             return memoryview(greeting)
         assert self._keys is not None
         sealer = self._keys[0]
         if not self._frames:
-            request, self._about = self._asked.popleft()
-            self._content = self._find(request)
+            if not self._is_found(self._asked[0][0]):
+                return memoryview(b"")
+            _, self._about = self._asked.popleft()
             size = len(self._content.data) if self._content else 0
             self._frames.extend(sealed_frames(size))
             header = size | (LENT if self._content and self._content.is_loan else 0)
@@ -123,6 +132,20 @@ class ServedConnection(Generic[R]):
         begin, end = self._frames.popleft()
         with self._content.reading():
             return sealer.seal(self._content.data[begin:end], self._about, room)
+
+    def _is_found(self, request: R) -> bool:
+        """What answers it is `_content` then."""
+        if self._finding is None:
+            found = self._find(request)
+            if not isinstance(found, Future):
+                self._content = found
+                return True
+            self._finding = found
+            if not found.done():
+                found.add_done_callback(lambda _: self._wake())
+                return False
+        self._content, self._finding = self._finding.result(), None
+        return True
 
     def _parse(self) -> bool:
         """Takes one thing of what came; False when it has not come whole."""

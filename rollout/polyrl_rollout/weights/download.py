@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from polyrl.weights import ChunkEntry, TensorEntry, VersionManifest, encode_manifest, manifest_hash
-from polyrl.weights.fetch_plan import FetchPlan, Source
+from polyrl.weights.fetch_plan import PUBLISHER, FetchPlan, Source
 from polyrl.weights.shares import chunk_machines
 from polyrl.wire.inventory import Inventory
 
@@ -39,15 +39,18 @@ class Download:
         took: Callable[[Source, int], None],
         me: str = "",
         machines: int = 1,
+        left: Container[int] = (),
     ) -> None:
-        """`took` is called with each chunk's source and size. `machines`: so many the publisher has."""
+        """`took` is called with each chunk's source and size. `machines`: so many the publisher has, of which those
+        that are `left` are not asked."""
         self.manifest, self.hash = manifest, manifest_hash(encode_manifest(manifest))
         self._into, self._took = into, took
         places = {chunk.hash: place for place, chunk in reversed(list(enumerate(manifest.chunks)))}
         self._places = np.array([places[chunk.hash] for chunk in missing], np.int64)
         owners = chunk_machines(manifest, machines)
-        self.machines = [owners[place] for place in self._places]
-        """Of the publisher, whose each chunk is."""
+        self.machines = [PUBLISHER if owners[place] in left else owners[place] for place in self._places]
+        """Of the publisher, which is asked for each chunk."""
+        self._given_by: dict[bytes, int] = {}
         self.plan = FetchPlan(missing, me, time.monotonic(), self.machines)
         self.coming = set[bytes]()
         """Asked of the publisher, for others to know."""
@@ -85,6 +88,8 @@ class Download:
         with self.changed:
             self.coming.discard(entry.hash)
             self._took(source, entry.size)
+            if isinstance(source, int):
+                self._given_by[entry.hash] = source
             whole = self._into.take(entry)
             self.plan.came(source, chunk, time.monotonic())
             if self.plan.is_done:
@@ -100,6 +105,16 @@ class Download:
     def lose(self, machine: int) -> None:
         with self.changed:
             self.plan.lose(machine, time.monotonic())
+
+    def left(self) -> list[int]:
+        """See `FetchPlan`."""
+        with self.changed:
+            return self.plan.left(time.monotonic())
+
+    def given_by(self, chunks: Iterable[ChunkEntry]) -> list[int]:
+        """The publisher's machines that brought any of them."""
+        with self.changed:
+            return [self._given_by[chunk.hash] for chunk in chunks if chunk.hash in self._given_by]
 
     def refuse(self, machine: int) -> None:
         with self.changed:

@@ -92,6 +92,8 @@ class Puller:
         self._reader, self._run_epoch = reader, run_epoch
         self._silence_s, self._progress_s = silence_s, progress_s
         self._transfer: Transfer | None = None
+        self._left: dict[str, float] = {}
+        """See `Transfer`."""
         self._deltas: dict[bytes, DeltaBytes] = {}
         """What has come of deltas, by the hash of their manifests, until a version is whole."""
         self._lasting = LastingKeys.of(keys.secret_key, keys.public_key, keys.trainer_public_key)
@@ -116,7 +118,14 @@ class Puller:
                 return WeightStream(endpoint, shown, self._silence_s, check)
             return LentStream(endpoint, shown, self._silence_s, check, self._reader)
 
-        transfer = Transfer(weights, dial, silence_s=self._silence_s, progress_s=self._progress_s, swarm=self._swarm)
+        transfer = Transfer(
+            weights,
+            dial,
+            silence_s=self._silence_s,
+            progress_s=self._progress_s,
+            swarm=self._swarm,
+            left=self._left,
+        )
         self._transfer = transfer
         pulling = asyncio.create_task(asyncio.to_thread(self._pull, weights, served, transfer))
         try:

@@ -4,7 +4,8 @@ Each connection has CHUNKS_AHEAD requests under way. One on which nothing comes 
 did not get whoever is free asks for, until nothing has come on any for `progress_s`. Nobody asks for what another one
 waits for: a chunk has one writer. Who is asked for what is planned by `polyrl.weights.fetch_plan`.
 
-A publisher of several machines is connected to at each of them; manifests come from the first.
+A publisher of several machines is connected to at each of them; manifests come from the first. One that was not reached,
+too slow or gave a false chunk is left alone for LEFT_S, also by what is pulled next.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -35,6 +36,8 @@ RECONNECT_S: Final = 0.25
 """Pause before a connection is made again."""
 ASK_ANYWAY_S: Final = 0.1
 """Between two looks whether the publisher is to be asked for something after all: others may be late."""
+LEFT_S: Final = 60.0
+"""As long as a pull goes on without a chunk; a machine that is back brings its share of the bandwidth again."""
 
 log = structlog.get_logger(__name__)
 
@@ -56,12 +59,16 @@ class Transfer:
         progress_s: float,
         streams: int = STREAMS,
         swarm: Swarm | None = None,
+        left: dict[str, float] | None = None,
     ) -> None:
         """`dial` makes a connection to an endpoint, with what it is to call while it waits. `swarm`: other agents that
-        are asked first."""
+        are asked first. `left`: endpoints of machines that are not asked, and until when, as pulls before learned; it
+        is kept up to date."""
         self._weights, self._dial, self._streams, self._swarm = weights, dial, streams, swarm
         self._endpoints = (weights.endpoint, *weights.others)
         self._silence_s, self._progress_s = silence_s, progress_s
+        self._left = {} if left is None else left
+        self._last: Download | None = None
         self._progress_at = time.monotonic()
         self._changed = threading.Condition()
         self._stopped = False
@@ -115,7 +122,10 @@ class Transfer:
             return
         swarm = self._swarm
         me, machines = swarm.engine if swarm else "", len(self._endpoints)
-        download = Download(manifest, missing, into, self._took, me, machines)
+        if self._last is not None and self._last.manifest is manifest:
+            self._leave(self._last.given_by(missing))  # they came, and are missing again: they were false
+        left = [machine for machine, one in enumerate(self._endpoints) if self._left.get(one, 0.0) > time.monotonic()]
+        download = self._last = Download(manifest, missing, into, self._took, me, machines, left)
         pays = swarm is not None and swarm.pays(sum(chunk.size for chunk in missing))
         others = PeerStreams(swarm, download, self._check) if swarm and pays else None
         threads = [
@@ -132,6 +142,7 @@ class Transfer:
             thread.start()
         while any(thread.is_alive() for thread in threads) and not download.wait_for_all(ASK_ANYWAY_S):
             pass
+        self._leave(download.left())
         # One that still dials has nothing to do any more. All else is over first: what came is changed by deltas next.
         with self._changed:
             self._changed.wait_for(lambda: not self._open)
@@ -139,6 +150,11 @@ class Transfer:
             others.end()
         if self._failure is not None:
             raise self._failure
+
+    def _leave(self, machines: Iterable[int]) -> None:
+        for machine in {*machines} - {PUBLISHER}:
+            log.info("weights: a machine of the publisher is left alone", endpoint=self._endpoints[machine])
+            self._left[self._endpoints[machine]] = time.monotonic() + LEFT_S
 
     def _took(self, source: Source, size: int) -> None:
         self._progress_at = time.monotonic()
@@ -233,6 +249,7 @@ class Transfer:
         if given:
             download.take(machine, chunk)
         elif machine == PUBLISHER:
+            self._left.clear()  # it may not reach the machine itself
             raise self._no_longer_kept(download.manifest.version)
         return given
 

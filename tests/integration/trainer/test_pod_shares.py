@@ -3,9 +3,11 @@ time, over connections that are made anew."""
 
 from __future__ import annotations
 
+import gc
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from polyrl.errors import InvalidData, RunFailed
 from polyrl_operator.secret import write_run_keys
 from polyrl_trainer.backends.fsdp.heartbeat import SILENT_S, RankHeartbeat
-from polyrl_trainer.backends.fsdp.pods.link import PodLink
+from polyrl_trainer.backends.fsdp.pods.link import GONE_S, PodLink
 from polyrl_trainer.backends.fsdp.pods.other_pods import OtherPods
 from polyrl_trainer.backends.fsdp.pods.shares import CONNECTIONS, ShareAnswers, ShareLinks
 from polyrl_trainer.testing.pods import pod_keys
@@ -89,3 +91,56 @@ def test_one_that_hangs_is_given_up_and_others_are_answered_meanwhile(pods: tupl
     shares[0].hang.set()
     for _ in range(3 * CONNECTIONS):  # none of the first connections is left
         assert links.ask(0, b"later", WITHIN_S) == b"1 later"
+
+
+@pytest.mark.parametrize("broken", range(1, CONNECTIONS + 1))
+def test_connections_that_break_unused_are_replaced_by_others(
+    pods: tuple[ShareLinks, list[Share]], broken: int
+) -> None:
+    links, _ = pods
+    free = links._free[0]
+    assert comes(lambda: len(free) == CONNECTIONS)
+    for link in list(free)[-broken:]:
+        link._connection.shutdown(socket.SHUT_RDWR)
+    assert links.ask(0, b"all the same", WITHIN_S) == b"1 all the same"
+    assert comes(lambda: len(free) == CONNECTIONS and not any(link.has_ended() for link in free)), "none of them is left"
+
+
+def test_a_connection_that_breaks_while_an_answer_is_awaited_costs_nothing(
+    pods: tuple[ShareLinks, list[Share]],
+) -> None:
+    links, shares = pods
+    assert comes(lambda: len(links._free[0]) == CONNECTIONS)
+    asked, answers = links._free[0][-1], list[bytes]()
+    asking = threading.Thread(target=lambda: answers.append(links.ask(0, b"hang", WITHIN_S)), daemon=True)
+    asking.start()
+    assert comes(lambda: asked not in links._free[0])
+    asked._connection.shutdown(socket.SHUT_RDWR)
+    shares[0].hang.set()
+    asking.join(WITHIN_S)
+    assert answers == [b"1 hang"]
+
+
+def test_once_all_is_over_nobody_waits_for_a_connection(pods: tuple[ShareLinks, list[Share]]) -> None:
+    links, _ = pods
+    links.endpoints()
+    links.close()
+    with pytest.raises(TimeoutError, match="no connection to pod 1"):
+        links.ask(0, b"", WITHIN_S)
+
+
+def test_both_sides_notice_that_the_network_between_them_is_gone(pods: tuple[ShareLinks, list[Share]]) -> None:
+    links, _ = pods
+    assert comes(lambda: all(len(free) == CONNECTIONS for free in links._free))
+    known = [one for one in gc.get_objects() if isinstance(one, PodLink) and one._connection.fileno() >= 0]
+    assert len(known) == 2 * 2 * CONNECTIONS
+    for link in known:
+        assert link._connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert link._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == GONE_S * 1000
+
+
+def comes(true: Callable[[], bool]) -> bool:
+    until = time.monotonic() + WITHIN_S
+    while not true() and time.monotonic() < until:
+        time.sleep(0.01)
+    return true()

@@ -3,8 +3,14 @@ publishes; whoever cannot reach one of them gets its chunks by the first."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +19,10 @@ from msgspec import structs
 from polyrl.errors import GroupLost
 from polyrl.weights import WeightsRef
 from polyrl.weights.deltas import PART_BYTES
+from polyrl.weights.fetch_plan import PUBLISHER, REACH_S
 from polyrl.weights.shares import chunk_machines
 from polyrl.wire import FromPuller
-from polyrl.wire.serving import Content
+from polyrl.wire.serving import Content, Found
 from polyrl_rollout.weights.puller import Puller
 from polyrl_rollout.weights.staging import Staging
 from polyrl_rollout.weights.transfer import PullFailed
@@ -24,6 +31,7 @@ from polyrl_trainer.testing.memory_publisher import spread
 from polyrl_trainer.weights.forms import WeightsCopy
 from polyrl_trainer.weights.publisher import WeightPublisher
 from polyrl_trainer.weights.share import ShareServer
+from polyrl_trainer.weights.share_commands import GiveChunk, command_of
 from tests.integration.weights.conftest import CHUNK, FILES, SEALED_ONLY, Keys
 from tests.integration.weights.test_deltas import Tensors, assert_is
 
@@ -53,13 +61,13 @@ def step(tensors: Tensors, seed: int) -> Tensors:
 class Sent:
     """What a machine has given to receivers."""
 
-    find: Callable[[FromPuller], Content | None]
+    find: Callable[[FromPuller], Found]
     bytes: int = 0
     silent: bool = False
 
-    def __call__(self, request: FromPuller) -> Content | None:
+    def __call__(self, request: FromPuller) -> Found:
         found = None if self.silent else self.find(request)
-        self.bytes += len(found.data) if found is not None else 0
+        self.bytes += len(found.data) if isinstance(found, Content) else 0
         return found
 
 
@@ -70,6 +78,10 @@ class Beside(OtherMachines):
     servers: list[ShareServer]
     gone: bool = False
     asked: list[int] = field(default_factory=list)
+    passes_on_after_s: float = 0.0
+    passing_on: list[bytes] = field(default_factory=list)
+    most_at_once: int = 0
+    """Times that one chunk was asked for, to be passed on."""
 
     @property
     def number(self) -> int:  # type: ignore[override]
@@ -82,6 +94,12 @@ class Beside(OtherMachines):
         if self.gone:
             raise ConnectionAbortedError("it did not answer")
         self.asked.append(machine)
+        if not isinstance(command := command_of(request), GiveChunk):
+            return self.servers[machine].answer(request)
+        self.passing_on.append(command.hash)
+        self.most_at_once = max(self.most_at_once, self.passing_on.count(command.hash))
+        time.sleep(self.passes_on_after_s)
+        self.passing_on.remove(command.hash)
         return self.servers[machine].answer(request)
 
     def lost(self, error: OSError) -> GroupLost:
@@ -171,7 +189,7 @@ async def test_a_machine_that_serves_no_more_is_left_in_the_middle(world: World,
     ref = world.publish(0, tensors)
     find = last.find
 
-    def ends(request: FromPuller) -> Content | None:
+    def ends(request: FromPuller) -> Found:
         if world.sent[-1].bytes > 3 * CHUNK:
             raise OSError("this connection ends")
         return find(request)
@@ -223,3 +241,130 @@ def test_no_machine_holds_more_than_is_needed(world: World) -> None:
             seen |= {id(copy.image) for copy in copies.values()}
             assert server._share._deltas.keys() <= world.publisher._kept.keys()
     assert all(len(seen) <= 9 for seen in images), "of 14 copies of two layouts"
+
+
+async def test_that_a_machine_is_not_reached_is_learned_once(world: World, keys: Keys, staging: Staging) -> None:
+    """Not for each of a chain, nor for what is pulled next."""
+    tensors, puller = first_tensors(), puller_of(keys, staging)
+    dead = tuple("tcp://127.0.0.1:1" for _ in world.others.servers)
+    for version in range(6):
+        ref, tensors = world.publish(version, tensors), step(tensors, seed=version)
+    pulled = await puller.pull(structs.replace(ref, others=dead), None)
+    assert REACH_S < pulled.seconds < 5 * REACH_S
+    ref = world.publish(6, tensors)
+    pulled = await puller.pull(structs.replace(ref, others=dead), pulled.staged)
+    assert {*puller._transfer._last.machines} == {PUBLISHER}
+    assert_is(pulled.staged, tensors)
+
+
+async def test_a_machine_that_gives_false_chunks_is_left(world: World, keys: Keys, staging: Staging) -> None:
+    """What the first one has of it is right: somebody on the way is not."""
+    ref, last = world.publish(0, first_tensors()), world.others.servers[-1].server
+    find = last.find
+
+    def lies(request: FromPuller) -> Found:
+        found = find(request)
+        assert isinstance(found, Content)
+        return Content(memoryview(bytes(len(found.data))), nullcontext)
+
+    last.find = lies
+    puller = puller_of(keys, staging)
+    assert_is((await puller.pull(ref, None)).staged, first_tensors())
+    assert puller._left.keys() == {ref.others[-1]}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "learned"),
+    [((5_000_000, 600_000), 0.5), ((600_000, 5_000_000), 0.5), ((1_000_000, 1_000_000), 0.5), ((1_000_000,), 1.0)],
+    ids=["most at the first", "little at the first", "as much", "nothing at the first"],
+)
+async def test_how_many_copies_left_the_machines_is_learned_from_what_the_first_one_has(
+    keys: Keys, publishers: Callable[..., WeightPublisher], tmp_path: Path, sizes: tuple[int, ...], learned: float
+) -> None:
+    servers = [ShareServer(keys.trainer_file, "tcp://127.0.0.1:*")]
+    made, draw = publishers(deltas=True, others=Beside(servers)), torch.Generator().manual_seed(0)
+    tensors = {str(place): torch.randn(size, generator=draw).to(torch.bfloat16) for place, size in enumerate(sizes)}
+    ref = made.publish_snapshot(0, made.snapshot(lambda room: spread(tensors, room), FILES))
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        staging = Staging("run", name, tmp_path / name)
+        await puller_of(keys, staging).pull(ref, None)
+        staging.close()
+    made._taken.manifests[0] += 2  # two more asked, and took all from these
+    while made.server.is_sending:
+        await asyncio.sleep(0.05)
+    made.publish_snapshot(1, made.snapshot(lambda room: spread(tensors, room), FILES))
+    assert made._kept[1].facts.anchor_share == learned
+    servers[0].close()
+
+
+async def test_who_is_passed_on_to_holds_up_nobody_else(world: World, keys: Keys, tmp_path: Path) -> None:
+    ref = world.publish(0, first_tensors())
+    world.others.passes_on_after_s = 0.5
+    folders = [tmp_path / name for name in ("alone", "healthy")]
+    for folder in folders:
+        folder.mkdir()
+    alone, healthy = (Staging("run", folder.name, folder) for folder in folders)
+    dead = structs.replace(ref, others=("tcp://127.0.0.1:1",) * len(ref.others))
+    passed_on = asyncio.create_task(puller_of(keys, alone).pull(dead, None))
+    asked = len(world.others.asked)
+    while len(world.others.asked) == asked:
+        await asyncio.sleep(0.05)
+    assert (await puller_of(keys, healthy).pull(ref, None)).seconds < 2.0
+    assert not passed_on.done()
+    world.others.passes_on_after_s = 0.0
+    assert_is((await passed_on).staged, first_tensors())
+    for staging in (alone, healthy):
+        staging.close()
+
+
+async def test_no_chunk_is_asked_for_twice_at_once_to_be_passed_on(
+    world: World, keys: Keys, tmp_path: Path
+) -> None:
+    ref, stagings = world.publish(0, first_tensors()), []
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        stagings.append(Staging("run", name, tmp_path / name))
+    world.others.passes_on_after_s = 0.02
+    dead = structs.replace(ref, others=("tcp://127.0.0.1:1",) * len(ref.others))
+    await asyncio.gather(*(puller_of(keys, staging).pull(dead, None) for staging in stagings))
+    assert world.others.most_at_once == 1
+    for staging in stagings:
+        staging.close()
+
+
+@pytest.mark.parametrize("rate", [3_000, 20_000])
+async def test_a_machine_that_gives_a_trickle_holds_nothing_up(
+    world: World, keys: Keys, staging: Staging, rate: int
+) -> None:
+    ref = world.publish(0, first_tensors())
+    slow = (trickling(ref.others[0], rate), *ref.others[1:])
+    async with asyncio.timeout(30):
+        pulled = await Puller(keys.agent, staging, silence_s=1.0).pull(structs.replace(ref, others=slow), None)
+    assert_is(pulled.staged, first_tensors())
+
+
+def trickling(endpoint: str, rate: int) -> str:
+    """Where the same is answered at so many bytes a second for each connection."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pass_on(taken: socket.socket, given: socket.socket, part: int) -> None:
+        with suppress(OSError):
+            while data := taken.recv(part):
+                if part < CHUNK:
+                    time.sleep(len(data) / rate)
+                given.sendall(data)
+        for end in (taken, given):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def run() -> None:
+        while True:
+            near, far = listener.accept()[0], socket.create_connection((host, int(port)))
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            for taken, given, part in ((near, far, CHUNK), (far, near, 256)):
+                threading.Thread(target=pass_on, args=(taken, given, part), daemon=True).start()
+
+    threading.Thread(target=run, daemon=True).start()
+    return f"tcp://127.0.0.1:{listener.getsockname()[1]}"

@@ -58,6 +58,12 @@ class VersionForm:
     facts: VersionFacts
 
     @property
+    def own_bytes(self) -> int:
+        """Of chunks that are the first machine's, each once."""
+        sizes = {chunk.hash: chunk.size for chunk in self.manifest.chunks}
+        return sum(size for hash_, size in sizes.items() if not self.machines[hash_])
+
+    @property
     def measures(self) -> dict[str, float]:
         """For the step's metrics."""
         chain = (self.facts.chain or ()) if self.plan.is_delta else ()
@@ -75,7 +81,7 @@ class Taken:
 
     manifests: Counter[int] = field(default_factory=Counter)
     bytes: Counter[int] = field(default_factory=Counter)
-    """Of chunks, to all of them."""
+    """Of chunks that are the first machine's share, to all of them: of theirs the other machines give as much."""
 
 
 class FormMaker:
@@ -95,9 +101,9 @@ class FormMaker:
         """Learns from what was taken, once nobody takes any of it. Who asked and has taken less than one copy, all of
         them together, has not begun."""
         for number, engines in sorted(taken.manifests.items()):
-            manifest = kept[number].manifest if number in kept else None
-            if manifest is not None and taken.bytes[number] >= manifest.total_bytes > 0:
-                self._shares[manifest.kind] = min(1.0, taken.bytes[number] / manifest.total_bytes / engines)
+            whole = kept[number].own_bytes if number in kept else 0
+            if taken.bytes[number] >= whole > 0:
+                self._shares[kept[number].manifest.kind] = min(1.0, taken.bytes[number] / whole / engines)
 
     def make(
         self, version: int, copied: WeightsCopy, kept: Mapping[int, VersionForm], asked: Counter[int], bandwidth: float
@@ -150,7 +156,7 @@ class FormMaker:
         facts: VersionFacts,
     ) -> VersionForm:
         owners = zip(manifest.chunks, chunk_machines(manifest, self._machines.number), strict=True)
-        machines = {chunk.hash: machine for chunk, machine in owners}
+        machines = {chunk.hash: machine for chunk, machine in reversed(list(owners))}  # as receivers have it
         body = weights.encode_manifest(manifest)
         return VersionForm(manifest, body, copy=copied, chunks=chunks, machines=machines, plan=plan, facts=facts)
 

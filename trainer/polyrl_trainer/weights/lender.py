@@ -28,7 +28,7 @@ from polyrl.weights.lending import (
     start_engine,
 )
 from polyrl.wire import FromPuller, GetLent
-from polyrl.wire.serving import Content
+from polyrl.wire.serving import Content, Found
 
 SLOTS: Final = 128
 """512 MiB, touched as they are used: two chunks for each connection of sixteen receivers. Others get theirs sealed."""
@@ -82,9 +82,9 @@ class Lender:
         return Content(memoryview(encode_loan(loan)), nullcontext, is_loan=True)
 
 
-def lent(lender: Lender | None, request: FromPuller, found: Content | None) -> Content | None:
-    """What answers `request`, which found this."""
+def lent(lender: Lender | None, request: FromPuller, found: Found) -> Found:
+    """What answers `request`, which found this. What is still to be found is not lent."""
     if lender is None or not isinstance(request, GetLent):
         return found
     lender.take_back(request.returned)
-    return None if found is None else lender.lend(found)
+    return lender.lend(found) if isinstance(found, Content) else found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ RELAY_S: Final = 5.0
 RELAYED_CHUNKS: Final = 32
 """128 MiB of those that were passed on last: receivers that reach this machine alone ask for the same at about the same
 time."""
+RELAYS: Final = 4
+"""Of one machine at once, each on a thread and a connection to its pod."""
 
 log = structlog.get_logger()
 
@@ -37,7 +39,8 @@ class Machines:
         self.number = 1 if others is None else 1 + others.number
         # A copy is prepared while another is published.
         self._threads = ThreadPoolExecutor(2 * self.number, thread_name_prefix="weight-machines")
-        self._relayed = OrderedDict[bytes, Content]()
+        self._relays = [ThreadPoolExecutor(RELAYS, "weight-relays") for _ in range(1, self.number)]
+        self._relayed = OrderedDict[bytes, Future[Content | None]]()
         self._relaying = threading.Lock()
 
     def endpoints(self) -> tuple[str, ...]:
@@ -64,29 +67,32 @@ class Machines:
             assert self._others is not None, "who else would not answer"
             raise self._others.lost(error) from error
 
-    def relay(self, machine: int, version: int, hash_: bytes) -> Content | None:
-        """A chunk of another machine, for a receiver that does not reach it; called by serving threads, which wait."""
+    def relay(self, machine: int, version: int, hash_: bytes) -> Future[Content | None]:
+        """A chunk of another machine, for a receiver that does not reach it; called by serving threads. Nobody asks for
+        it twice at once."""
         with self._relaying:
-            if (known := self._relayed.get(hash_)) is not None:
-                self._relayed.move_to_end(hash_)
-                return known
+            known = self._relayed.get(hash_)
+            if known is None or (known.done() and known.result() is None):
+                known = self._relays[machine - 1].submit(self._given, machine, version, hash_)
+            self._relayed[hash_] = known
+            self._relayed.move_to_end(hash_)
+            over = len(self._relayed) - RELAYED_CHUNKS
+            for old in [one for one, relayed in self._relayed.items() if relayed.done()][: max(0, over)]:
+                del self._relayed[old]
+        return known
+
+    def _given(self, machine: int, version: int, hash_: bytes) -> Content | None:
         try:
             given: Given = self._ask(machine - 1, GiveChunk(version, hash_), RELAY_S)
-        except (OSError, PolyRLError) as error:
+        except (OSError, PolyRLError, msgspec.MsgspecError) as error:
             log.warning("a chunk of another machine cannot be passed on", machine=machine, reason=str(error))
             return None
-        if not given.chunk:
-            return None
-        content = Content(memoryview(given.chunk), nullcontext)
-        with self._relaying:
-            self._relayed[hash_] = content
-            while len(self._relayed) > RELAYED_CHUNKS:
-                self._relayed.popitem(last=False)
-        return content
+        return Content(memoryview(given.chunk), nullcontext) if given.chunk else None
 
     def close(self) -> None:
         """Ends threads; idempotent."""
-        self._threads.shutdown()
+        for threads in (self._threads, *self._relays):
+            threads.shutdown()
         self.own.close()
 
     def _ask(self, place: int, command: ShareCommand, within_s: float) -> Any:

@@ -29,7 +29,7 @@ from polyrl.weights.planning import USUAL_BANDWIDTH, versions_kept
 from polyrl.weights.shares import machine_of, share_stream
 from polyrl.wire import FromPuller, GetManifest
 from polyrl.wire.sealing import Handshake, LastingKeys
-from polyrl.wire.serving import Content
+from polyrl.wire.serving import Content, Found
 from polyrl_trainer.backend import OtherMachines, RoomOf, RoomPlace, WeightsRoom
 from polyrl_trainer.backends.weight_stream import write_stream
 from polyrl_trainer.weights.forms import FormMaker, Taken, VersionForm, WeightsCopy, file_entries
@@ -204,11 +204,11 @@ class WeightPublisher:
             dealt.append({one: content for one, content in dealt[0].items() if made.machines[one] == machine})
         return [KeepDelta(made.manifest.version, chunks) for chunks in dealt]
 
-    def _find(self, request: FromPuller) -> Content | None:
+    def _find(self, request: FromPuller) -> Found:
         """Called by serving threads."""
         return lent(self._lender, request, self._content_of(request))
 
-    def _content_of(self, request: FromPuller) -> Content | None:
+    def _content_of(self, request: FromPuller) -> Found:
         kept = self._kept.get(request.version)
         if kept is None:
             return None
@@ -220,8 +220,7 @@ class WeightPublisher:
         if own is None:
             return self._machines.relay(machine, request.version, request.hash) if machine else None
         with self._counting:
-            # What it gives of its own share the other machines give of theirs.
-            self._taken.bytes[request.version] += 0 if machine else len(own.data) * self._machines.number
+            self._taken.bytes[request.version] += 0 if machine else len(own.data)
         return own
 
 

@@ -33,7 +33,7 @@ from polyrl.control import bracketed
 from polyrl.errors import ProtocolError
 from polyrl.wire import FromPuller, decode_from_puller
 from polyrl.wire.sealing import Handshake
-from polyrl.wire.serving import ROOM_BYTES, Content, ServedConnection, new_room
+from polyrl.wire.serving import ROOM_BYTES, Found, ServedConnection, new_room
 from polyrl_trainer.dropped_messages import DroppedMessages
 from polyrl_trainer.weights.throughput import REMEMBERED_S, SAMPLE_S, Throughput
 
@@ -84,13 +84,13 @@ class _Peer:
 
 
 class WeightServer:
-    """Answers requests by `find`, which is called by several threads, until `close`."""
+    """Answers requests by `find`, which is called by several threads and may not wait, until `close`."""
 
     def __init__(
         self,
         bind: str,
         handshake: Callable[[], Handshake],
-        find: Callable[[FromPuller], Content | None],
+        find: Callable[[FromPuller], Found],
         max_connections: int = MAX_CONNECTIONS,
         max_bytes: int = MAX_BYTES,
         stall_s: float = STALL_S,
@@ -168,6 +168,8 @@ class _ServingThread(threading.Thread):
         """Rooms for addresses that hold none, and how many each one holds."""
         self._wake, self._waker = socket.socketpair()
         self._new: deque[tuple[socket.socket, str]] = deque()
+        self._found: deque[_Peer] = deque()
+        """That wait no longer for an answer."""
         self._peers: set[_Peer] = set()
         self._waiting: deque[_Peer] = deque()
         """For a room; nothing is selected for them."""
@@ -195,6 +197,12 @@ class _ServingThread(threading.Thread):
         """Called by any thread."""
         self._stopping = True
         with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def _find_again(self, peer: _Peer) -> None:
+        """Called by any thread: what it was asked for is there."""
+        self._found.append(peer)
+        with contextlib.suppress(OSError):  # all is over
             self._waker.send(b"\0")
 
     def run(self) -> None:
@@ -235,15 +243,24 @@ class _ServingThread(threading.Thread):
 
     def _take_new(self) -> None:
         self._wake.recv(READ_BYTES)
+        while self._found:
+            if (peer := self._found.popleft()) in self._peers:
+                self._select(peer, selectors.EVENT_READ | selectors.EVENT_WRITE)
         while self._new:
             now, (connected, address) = time.monotonic(), self._new.popleft()
             if len(self._peers) >= self._most and not self._make_way(now):
                 connected.close()
                 continue
-            connection = ServedConnection(self._server.handshake(), self._server.find, decode_from_puller)
-            peer = _Peer(connected, connection, begun=now, heard=now, address=address)
-            self._peers.add(peer)
-            self._selector.register(connected, selectors.EVENT_READ, peer)
+            self._begin(connected, address, now)
+
+    def _begin(self, connected: socket.socket, address: str, now: float) -> None:
+        def wake() -> None:
+            self._find_again(peer)
+
+        connection = ServedConnection(self._server.handshake(), self._server.find, decode_from_puller, wake=wake)
+        peer = _Peer(connected, connection, begun=now, heard=now, address=address)
+        self._peers.add(peer)
+        self._selector.register(connected, selectors.EVENT_READ, peer)
 
     def _make_way(self, now: float) -> bool:
         """Ends the connections that are missed least, some at once: each search costs as much as many of them."""

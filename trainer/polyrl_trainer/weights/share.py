@@ -24,7 +24,7 @@ from polyrl.weights.deltas import PART_BYTES, EachOf, encode_delta, encode_part,
 from polyrl.weights.shares import StreamShare
 from polyrl.wire import FromPuller, GetManifest
 from polyrl.wire.sealing import Handshake, LastingKeys
-from polyrl.wire.serving import Content
+from polyrl.wire.serving import Content, Found
 from polyrl_trainer.weights.images import Image, Images
 from polyrl_trainer.weights.lender import Lender, lent
 from polyrl_trainer.weights.server import WeightServer, dialled_endpoint
@@ -89,7 +89,8 @@ class WeightShare:
             case EncodeChange():
                 return self._encode(self._copies[command.copy], self._copies[command.base])
             case KeepDelta():
-                self._deltas = {**self._deltas, command.version: command.chunks}
+                with self._lock:
+                    self._deltas = {**self._deltas, command.version: command.chunks}
                 return Done()
             case KeepVersions():
                 self._keep(command)
@@ -124,10 +125,12 @@ class WeightShare:
 
     def _prepare(self, command: PrepareCopy) -> RoomAnswer:
         self._forget(command.needed)
-        image = self._images.take(command.share.held - command.share.begin)
-        with self._lock:
-            self._copies[command.copy] = _CopyShare(image, command.share, tensors=command.tensors)
-        return RoomAnswer(image.path, image.name)
+        with self._lock:  # also while room is made: who asks again is told of the same
+            copy = self._copies.get(command.copy)
+            if copy is None:
+                image = self._images.take(command.share.held - command.share.begin)
+                copy = self._copies[command.copy] = _CopyShare(image, command.share, tensors=command.tensors)
+        return RoomAnswer(copy.image.path, copy.image.name)
 
     def _check(self, copy: _CopyShare) -> CheckedShare:
         parts = (copy.bytes_at(one.offset, one.offset + one.size) for one in copy.tensors)
@@ -197,7 +200,7 @@ class ShareServer:
         self.server.close()
         self._share.close()
 
-    def _find(self, request: FromPuller) -> Content | None:
+    def _find(self, request: FromPuller) -> Found:
         if isinstance(request, GetManifest):
             return None
         return lent(self._lender, request, self._share.find(request.version, request.hash))

@@ -1,5 +1,5 @@
 """What the publisher has each of the learner's machines do with its share of a copy, and what that answers, as values
-and as bytes. A copy goes by a number, which counts up.
+and as bytes. A copy goes by a number, which counts up. A command may come twice, even at once: that is as good as once.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from copy import copy
 from itertools import chain, pairwise, permutations
@@ -93,6 +94,25 @@ def test_answers_come_in_order_however_requests_are_cut(cuts: list[int], request
         assert receiver.answer(request) == (bytes(held.data) if held else b"")
     assert receiver.server.is_waiting
     assert receiver.server.is_authentic
+
+
+def test_what_is_still_to_be_found_holds_up_what_was_asked_after_it() -> None:
+    finding, woken = Future[Content | None](), []
+    finds = [finding, Content(memoryview(b"second"), nullcontext)]
+    handshake = Handshake(lasting("trainer", "agent"))
+    server = ServedConnection(handshake, lambda _: finds.pop(0), decode_from_puller, wake=lambda: woken.append(1))
+    receiver = Receiver(server=server)
+    for request in REQUESTS[:2]:
+        server.receive(receiver.frames(request))
+    assert not server.is_waiting
+    assert not len(server.next(receiver.room))
+    assert server.is_waiting
+    assert not woken
+    finding.set_result(Content(memoryview(b"first"), nullcontext))
+    assert woken
+    assert not server.is_waiting
+    assert [receiver.answer(request) for request in REQUESTS[:2]] == [b"first", b"second"]
+    assert server.is_waiting
 
 
 @pytest.mark.parametrize("size", [CHUNK_BYTES, MAX_CHUNK_BYTES])

@@ -5,6 +5,7 @@ Both sides have the trainer's own pair of keys, and show it by the first frame t
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -24,6 +25,9 @@ ABOUT_BYTES: Final = b"share"
 SEALED_BYTES: Final = FRAME_BYTES + Sealer.overhead
 POD_HANDSHAKE_S: Final = 10.0
 """From a connection to the first word of the other side, which does nothing else meanwhile."""
+PROBE_S: Final = 5
+GONE_S: Final = 15
+"""Nothing has come for so long from the system at the other side, which answers however busy its processes are."""
 
 
 class PodLink(PeerLink):
@@ -106,6 +110,25 @@ class PodLink(PeerLink):
     def _open(self, content: memoryview, until: float | None) -> None:
         sealed = _exactly(self._connection, len(content) + Sealer.overhead, until)
         self._opener.open(sealed, ABOUT_BYTES, content)
+
+    def keep_alive(self) -> None:
+        """From now on an end that nobody has said, as of a network in between, is noticed after GONE_S."""
+        options = {
+            socket.TCP_KEEPIDLE: PROBE_S,
+            socket.TCP_KEEPINTVL: PROBE_S,
+            socket.TCP_KEEPCNT: GONE_S // PROBE_S - 1,
+            socket.TCP_USER_TIMEOUT: GONE_S * 1000,
+        }
+        with suppress(OSError):  # it has ended
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in options.items():
+                self._connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def has_ended(self) -> bool:
+        """Of one on which the other side has nothing to say: whether something is there to be read, as is an end."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(0))
 
     def listen(self, take: Callable[[PodWord], None], ended: Callable[[str], None]) -> None:
         """From now on each word but heartbeats goes to `take`, and a connection's end to `ended`: with what was wrong

@@ -88,6 +88,7 @@ class OtherPods:
         with self._changed:
             self._over, links = True, list(self._links.values())
             self._changed.notify_all()
+        self.shares.close()
         for link in links:
             link.send(OverWord(done, kill=kill))
 
@@ -103,7 +104,6 @@ class OtherPods:
             listener.close()
         for link in self._links.values():
             link.close()
-        self.shares.close()
 
     # --- below: on threads of its own ---------------------------------------------------------------------------------
 

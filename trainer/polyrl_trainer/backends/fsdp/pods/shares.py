@@ -1,15 +1,15 @@
 """What the first pod asks the others about their shares of weight versions, and how it gets there.
 
 Each other pod dials the first one several times, so that it is asked several things at once: a chunk to be passed on
-does not wait for a delta to be encoded. A connection that broke, or on which an answer did not come, is made anew.
+does not wait for a delta to be encoded. A connection that broke, or on which an answer did not come, is made anew, and
+what was asked on it is asked on another one: to be asked twice changes nothing.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
+import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
@@ -19,10 +19,14 @@ from polyrl_trainer.backends.fsdp.pods.link import PodLink
 from polyrl_trainer.backends.fsdp.pods.words import ShareWord
 
 CONNECTIONS: Final = 6
-"""Of each pod: one for what is published, one for what is copied, one for each thread that passes chunks on."""
+"""Of each pod: one for what is published, one for what is copied, one for each chunk that is passed on (`machines.RELAYS`)."""
 COME_S: Final = 60.0
 """For a pod that has come to dial for these, too."""
 SHARE_REDIAL_S: Final = 1.0
+AGAIN_S: Final = 20.0
+"""For one to come once another has broken: a pod notices that a network is gone a little later, and dials again."""
+MOMENT_S: Final = 0.01
+"""What is left of the time for an answer, at the least: no time at all means something else to a socket."""
 DONE, FAILED = b"+", b"-"
 """First byte of an answer, before what was asked for or why it cannot be had."""
 
@@ -45,16 +49,21 @@ class ShareLinks:
     def __init__(self, number: int) -> None:
         """Of so many pods, which are counted from 1."""
         self.number = number
-        self._free: list[queue.LifoQueue[PodLink]] = [queue.LifoQueue() for _ in range(number)]
+        self._free: list[list[PodLink]] = [[] for _ in range(number)]
         self._endpoints: dict[int, str] = {}
         self._changed = threading.Condition()
+        self._over = False
 
     def add(self, word: ShareWord, link: PodLink) -> None:
-        """A pod has dialled."""
+        """A pod has dialled, perhaps in place of some that have broken."""
+        link.keep_alive()
         with self._changed:
             self._endpoints[word.pod] = word.endpoint
-            self._changed.notify_all()
-        self._free[word.pod - 1].put(link)
+            free = self._free[word.pod - 1]
+            for broken in [one for one in free if one.has_ended()]:
+                free.remove(broken)
+                broken.close()
+        self._give_back(word.pod - 1, link)
 
     def endpoints(self) -> tuple[str, ...]:
         """See `OtherMachines`."""
@@ -65,27 +74,47 @@ class ShareLinks:
 
     def ask(self, machine: int, request: bytes, within_s: float) -> bytes:
         """See `OtherMachines`."""
-        try:
-            link = self._free[machine].get(timeout=min(within_s, COME_S))
-        except queue.Empty:
-            raise TimeoutError(f"no connection to pod {machine + 1} is free") from None
-        try:
-            link.send_bytes(request, within_s)
-            answer = link.next_bytes(within_s)
-        except (OSError, ProtocolError) as error:
-            link.close()  # what comes late would answer the next question
-            raise ConnectionAbortedError(f"pod {machine + 1} did not answer about weights: {error}") from error
-        self._free[machine].put(link)
+        until, patience = time.monotonic() + within_s, COME_S
+        while True:
+            link = self._take(machine, min(patience, until - time.monotonic()))
+            try:
+                link.send_bytes(request, max(MOMENT_S, until - time.monotonic()))
+                answer = link.next_bytes(max(MOMENT_S, until - time.monotonic()))
+                break
+            except (OSError, ProtocolError) as error:
+                link.close()  # what comes late would answer the next question
+                if time.monotonic() >= until:
+                    raise ConnectionAbortedError(f"pod {machine + 1} did not answer about weights: {error}") from error
+                log.info("a connection for weights has broken", pod=machine + 1, reason=str(error))
+                patience = AGAIN_S
+        self._give_back(machine, link)
         if answer[:1] != DONE:
             raise RunFailed(f"pod {machine + 1} of the trainer: {answer[1:].decode(errors='replace')}")
         return answer[1:]
 
     def close(self) -> None:
-        """Ends those that nobody waits on."""
-        for free in self._free:
-            with suppress(queue.Empty):
-                while True:
-                    free.get_nowait().close()
+        """Ends those that nobody waits on; none is waited for any more."""
+        with self._changed:
+            self._over = True
+            for free in self._free:
+                while free:
+                    free.pop().close()
+            self._changed.notify_all()
+
+    def _take(self, machine: int, within_s: float) -> PodLink:
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or self._free[machine], within_s)
+            if not self._free[machine]:
+                raise TimeoutError(f"no connection to pod {machine + 1} is free")
+            return self._free[machine].pop()
+
+    def _give_back(self, machine: int, link: PodLink) -> None:
+        with self._changed:
+            if self._over:
+                link.close()
+            else:
+                self._free[machine].append(link)
+                self._changed.notify_all()
 
 
 class ShareAnswers:
@@ -106,6 +135,7 @@ class ShareAnswers:
             try:
                 link = self._dial()
                 try:
+                    link.keep_alive()
                     link.send(self._word)
                     while True:
                         link.send_bytes(self._answer(link.next_bytes()))
