@@ -4,8 +4,8 @@ Each connection has CHUNKS_AHEAD requests under way. One on which nothing comes 
 did not get whoever is free asks for, until nothing has come on any for `progress_s`. Nobody asks for what another one
 waits for: a chunk has one writer. Who is asked for what is planned by `polyrl.weights.fetch_plan`.
 
-A publisher of several machines is connected to at each of them; manifests come from the first. One that was not reached,
-too slow or gave a false chunk is left alone for LEFT_S, also by what is pulled next.
+A publisher of several machines is connected to at each of them; manifests come from the first. One that was not
+reached, too slow or gave a false chunk is left alone for LEFT_S, also by what is pulled next.
 """
 
 from __future__ import annotations

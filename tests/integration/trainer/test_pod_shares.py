@@ -103,7 +103,9 @@ def test_connections_that_break_unused_are_replaced_by_others(
     for link in list(free)[-broken:]:
         link._connection.shutdown(socket.SHUT_RDWR)
     assert links.ask(0, b"all the same", WITHIN_S) == b"1 all the same"
-    assert comes(lambda: len(free) == CONNECTIONS and not any(link.has_ended() for link in free)), "none of them is left"
+    assert comes(lambda: len(free) == CONNECTIONS and not any(link.has_ended() for link in free)), (
+        "none of them is left"
+    )
 
 
 def test_a_connection_that_breaks_while_an_answer_is_awaited_costs_nothing(

@@ -291,7 +291,7 @@ async def test_how_many_copies_left_the_machines_is_learned_from_what_the_first_
         await puller_of(keys, staging).pull(ref, None)
         staging.close()
     made._taken.manifests[0] += 2  # two more asked, and took all from these
-    while made.server.is_sending:
+    while made.server.is_sending:  # noqa: ASYNC110 - nobody says when
         await asyncio.sleep(0.05)
     made.publish_snapshot(1, made.snapshot(lambda room: spread(tensors, room), FILES))
     assert made._kept[1].facts.anchor_share == learned
@@ -308,7 +308,7 @@ async def test_who_is_passed_on_to_holds_up_nobody_else(world: World, keys: Keys
     dead = structs.replace(ref, others=("tcp://127.0.0.1:1",) * len(ref.others))
     passed_on = asyncio.create_task(puller_of(keys, alone).pull(dead, None))
     asked = len(world.others.asked)
-    while len(world.others.asked) == asked:
+    while len(world.others.asked) == asked:  # noqa: ASYNC110 - nobody says when
         await asyncio.sleep(0.05)
     assert (await puller_of(keys, healthy).pull(ref, None)).seconds < 2.0
     assert not passed_on.done()
@@ -318,9 +318,7 @@ async def test_who_is_passed_on_to_holds_up_nobody_else(world: World, keys: Keys
         staging.close()
 
 
-async def test_no_chunk_is_asked_for_twice_at_once_to_be_passed_on(
-    world: World, keys: Keys, tmp_path: Path
-) -> None:
+async def test_no_chunk_is_asked_for_twice_at_once_to_be_passed_on(world: World, keys: Keys, tmp_path: Path) -> None:
     ref, stagings = world.publish(0, first_tensors()), []
     for name in "abc":
         (tmp_path / name).mkdir()

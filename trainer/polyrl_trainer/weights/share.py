@@ -125,7 +125,7 @@ class WeightShare:
 
     def _prepare(self, command: PrepareCopy) -> RoomAnswer:
         self._forget(command.needed)
-        with self._lock:  # also while room is made: who asks again is told of the same
+        with self._lock:  # also while room is made: who asks again gets the same
             copy = self._copies.get(command.copy)
             if copy is None:
                 image = self._images.take(command.share.held - command.share.begin)

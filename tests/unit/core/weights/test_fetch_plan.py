@@ -397,6 +397,17 @@ def test_one_that_does_not_keep_the_version_is_asked_no_more() -> None:
         (inf, inf, 20.0, False),
         (ALLOWED_S + 1, ALLOWED_S + 2, 20.0, False),
     ],
+    ids=[
+        "as fast",
+        "a tenth",
+        "a chunk that takes too long",
+        "nothing at all",
+        "far slower on the average",
+        "not for long enough",
+        "a slow network",
+        "nobody gives anything",
+        "a network slower than is allowed",
+    ],
 )
 def test_a_machine_far_slower_than_the_first_is_left(
     first_s: float, second_s: float, seconds: float, *, left: bool

@@ -19,7 +19,7 @@ from polyrl_trainer.backends.fsdp.pods.link import PodLink
 from polyrl_trainer.backends.fsdp.pods.words import ShareWord
 
 CONNECTIONS: Final = 6
-"""Of each pod: one for what is published, one for what is copied, one for each chunk that is passed on (`machines.RELAYS`)."""
+"""Of each pod: one for what is published, one for what is copied, one for each chunk that is passed on."""
 COME_S: Final = 60.0
 """For a pod that has come to dial for these, too."""
 SHARE_REDIAL_S: Final = 1.0
@@ -74,9 +74,9 @@ class ShareLinks:
 
     def ask(self, machine: int, request: bytes, within_s: float) -> bytes:
         """See `OtherMachines`."""
-        until, patience = time.monotonic() + within_s, COME_S
+        until, come_s = time.monotonic() + within_s, COME_S
         while True:
-            link = self._take(machine, min(patience, until - time.monotonic()))
+            link = self._take(machine, min(come_s, until - time.monotonic()))
             try:
                 link.send_bytes(request, max(MOMENT_S, until - time.monotonic()))
                 answer = link.next_bytes(max(MOMENT_S, until - time.monotonic()))
@@ -86,7 +86,7 @@ class ShareLinks:
                 if time.monotonic() >= until:
                     raise ConnectionAbortedError(f"pod {machine + 1} did not answer about weights: {error}") from error
                 log.info("a connection for weights has broken", pod=machine + 1, reason=str(error))
-                patience = AGAIN_S
+                come_s = AGAIN_S
         self._give_back(machine, link)
         if answer[:1] != DONE:
             raise RunFailed(f"pod {machine + 1} of the trainer: {answer[1:].decode(errors='replace')}")
