@@ -222,13 +222,13 @@ class FetchPlan:
 
     def _of(self, machine: int, now: float) -> Flags:
         """What that one of the publisher's machines is asked for."""
+        own: Flags = self._machine == machine
         if machine != PUBLISHER:
-            return self._machine == machine
+            return own
         for other in self._others:
             if self._is_far_slower(other, now):
                 self._others[other].is_left = True
                 self.refuse(other)
-        own: Flags = self._machine == PUBLISHER
         for other, known in self._others.items():
             if _is_away(known, now):
                 own |= self._machine == other
