@@ -119,7 +119,7 @@ async def measure(folders: list[Path], rounds: int) -> dict[str, Any]:
 
 
 async def _alternate(server: Server, folders: list[Path], rounds: int) -> dict[str, Any]:
-    command = [os.environ.get(PYTHON, sys.executable), str(Path(__file__).with_name("bucket_process.py"))]
+    command = [os.environ.get(PYTHON, sys.executable), str(Path(__file__).parent / "processes/bucket.py")]
     process = await asyncio.create_subprocess_exec(
         *command,
         *map(str, folders),

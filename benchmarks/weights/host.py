@@ -29,7 +29,7 @@ from polyrl.weights import WeightsRef
 from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.weights.staging import default_base
 
-PROGRAM: Final = Path(__file__).with_name("joiner_process.py")
+PROGRAM: Final = Path(__file__).parent / "processes/joiner.py"
 FRESH: Final = 2
 """Versions until all pages have been touched."""
 END_S: Final = 20.0

@@ -40,7 +40,7 @@ from polyrl_rollout.weights.peers.offers import UNDIALLED_S
 DEADLINE_S: Final = 280.0
 """Of one of the three ways."""
 END_S: Final = 20.0
-PROGRAMS: Final = Path(__file__).parent
+PROGRAMS: Final = Path(__file__).parent / "processes"
 OFFERS_S: Final = UNDIALLED_S + 5.0
 """As long as an engine starts at least."""
 PUBLISHER: Final = 1
@@ -127,7 +127,7 @@ class Joiner:
         self.name, self.ready_at, self.result = name, 0.0, dict[str, Any]()
         self._host = network.host(number)
         bound = "0.0.0.0" if network.is_translated(number) else self._host
-        own = [sys.executable, str(PROGRAMS / "joiner_process.py"), str(keys), name, bound]
+        own = [sys.executable, str(PROGRAMS / "joiner.py"), str(keys), name, bound]
         self._argv = network.within(number, *own, *([] if exchanges else ["--alone"]))
 
     async def start(self) -> wire.Peer:

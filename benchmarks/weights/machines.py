@@ -33,7 +33,7 @@ PULLS: Final = 2
 
 def further(network: Network, number: int, keys: Path) -> subprocess.Popen[bytes]:
     """The machine of that number, from 2."""
-    own = [sys.executable, str(PROGRAMS / "machine_process.py"), str(keys), f"{network.host(1)}:{MEETING_PORT}"]
+    own = [sys.executable, str(PROGRAMS / "machine.py"), str(keys), f"{network.host(1)}:{MEETING_PORT}"]
     argv = network.within(number, *own, network.host(number), str(number - 1))
     return subprocess.Popen(argv, stdin=subprocess.PIPE)
 

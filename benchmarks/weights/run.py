@@ -47,7 +47,7 @@ DEADLINE_S: Final = 600.0
 PULL_DEADLINE_S: Final = 120.0
 IPERF_SECONDS: Final = 2
 MOONCAKE: Final = "POLYRL_MOONCAKE_PYTHON"
-COPY: Final = "mooncake_copy.py"
+COPY: Final = "processes/mooncake_copy.py"
 
 
 class PublisherProcess:
@@ -163,7 +163,7 @@ def mooncake(size: int) -> float:
     python = os.environ.get(MOONCAKE)
     if python is None:
         return 0.0
-    confine, program = Path(__file__).parents[2] / "tests/sglang/confine.sh", Path(__file__).with_name(COPY)
+    confine, program = Path(__file__).parents[2] / "tests/sglang/confine.sh", Path(__file__).parent / COPY
     argv = [confine, python, program, str(size)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PULL_DEADLINE_S, check=True)
     return float(next(line for line in done.stdout.splitlines() if line.startswith("speed ")).split()[1])

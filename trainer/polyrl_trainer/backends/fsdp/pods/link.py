@@ -36,9 +36,8 @@ class PodLink(PeerLink):
     def __init__(self, connection: socket.socket, sealer: Sealer, opener: Opener, until: float | None) -> None:
         """`until`: by when its first word must be here, on the monotonic clock."""
         self._until = until
-        connection.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-        )  # or a small answer waits for its question's echo
+        # Without it a small answer waits for its question's echo.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection, self._sealer, self._opener = connection, sealer, opener
         self._saying = threading.Lock()
         self._heard = threading.Event()
@@ -168,7 +167,7 @@ def _exactly(connection: socket.socket, size: int, until: float | None) -> bytes
     found = bytearray()
     while len(found) < size:
         if until is not None and (left := until - time.monotonic()) <= 0:
-            raise TimeoutError("the other side took too long to say who it is")
+            raise TimeoutError("the other side took too long")
         connection.settimeout(None if until is None else left)
         part = connection.recv(size - len(found))
         if not part:

@@ -1,6 +1,6 @@
 """Bytes from one process to another by the Mooncake transfer engine over TCP, for `run`; needs nothing but the engine.
 
-    tests/sglang/confine.sh PYTHON benchmarks/weights/mooncake_copy.py BYTES
+    tests/sglang/confine.sh PYTHON benchmarks/weights/processes/mooncake_copy.py BYTES
 
 PYTHON has `mooncake-transfer-engine-non-cuda` (and the system libibverbs1). The engine listens on all addresses without
 a key, and whoever reaches it may write what is registered: hence the confinement to a loopback of its own. Reads, as a
