@@ -21,6 +21,7 @@ from polyrl_rollout.weights.lent import LentStream, LoanReader
 from polyrl_rollout.weights.staging import PARTIAL, Staging
 from polyrl_trainer.weights.lender import Lender
 from polyrl_trainer.weights.publisher import WeightPublisher
+from tests.integration.weights.peer_fleet import Fleet
 
 CHUNK = 64 << 10
 BY_MOONCAKE = os.environ.get("POLYRL_WEIGHTS_BY") == "mooncake"
@@ -99,3 +100,19 @@ def publishers(keys: Keys, mooncake: Mooncake | None) -> Iterator[Callable[..., 
     yield make
     for publisher in made:
         publisher.close()
+
+
+@pytest.fixture
+def fleet(keys: Keys, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(keys, tmp_path)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def publisher(publishers: Callable[..., WeightPublisher], monkeypatch: pytest.MonkeyPatch) -> WeightPublisher:
+    # So that a delta of some kilobytes pays.
+    monkeypatch.setattr("polyrl_trainer.weights.server.WeightServer.bandwidth", 1e5)
+    publisher = publishers()
+    publisher.forms.smallest = 0
+    return publisher

@@ -17,6 +17,7 @@ from polyrl_rollout.weights.versions import Versions
 
 STEP_S = 0.1
 CHUNKS = 6
+COME_S = 10.0
 
 
 class Network:
@@ -71,6 +72,9 @@ async def test_a_pull_of_which_nothing_comes_is_superseded_again_and_again(monke
     network = Network(0.5, hanging=range(5))
     async with announced(network, 7) as served:
         assert network.asked[:5] == [0, 1, 2, 3, 4]
+        async with asyncio.timeout(COME_S):
+            while len(served) < 2:  # noqa: ASYNC110 - a crowded machine takes longer than its step
+                await asyncio.sleep(STEP_S / 10)
         assert served == [5, 6]
 
 
