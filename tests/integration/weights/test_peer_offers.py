@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -141,6 +142,25 @@ async def test_one_that_waits_unused_ends_with_its_member(fleet: Fleet) -> None:
     fleet.lose("hidden")
     assert waiting.fileno() < 0
     assert not fleet.swarms["e"]._offered
+
+
+async def test_where_no_thread_is_left_for_an_offer_it_is_made_later(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrl.weights.neighbours.FIRST_PAUSE_S", 0.1)
+    start, refused = threading.Thread.start, list[str]()
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "peer-offer" and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    fleet.hidden("hidden")
+    fleet.agent("e")
+    await fleet.offered("e", by="hidden")
+    assert refused == ["peer-offer"]
 
 
 async def test_offers_of_few_are_kept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

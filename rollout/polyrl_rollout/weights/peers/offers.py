@@ -53,7 +53,12 @@ class Offers:
     def _run(self) -> None:
         while not self._ending.wait(OFFER_CHECK_S):
             while (name := self._choose(time.monotonic())) is not None:
-                threading.Thread(target=self._offer, args=(name,), name="peer-offer", daemon=True).start()
+                try:
+                    threading.Thread(target=self._offer, args=(name,), name="peer-offer", daemon=True).start()
+                except RuntimeError:  # no thread is left; there will be
+                    with self._lock:
+                        self._open.discard(name)
+                        self._neighbours.failed(name, time.monotonic())
 
     def _choose(self, now: float) -> str | None:
         with self._lock:
