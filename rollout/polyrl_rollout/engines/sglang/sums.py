@@ -28,6 +28,8 @@ ALIASES: Final = {"half": "float16", "float": "float32"}
 WHOLE: Final = {"I64", "I32", "I16", "I8", "U8", "BOOL"}
 """Numbers that no engine rounds."""
 ROUNDERS: Final = ("quantization", "torchao_config")
+NOT_CHOSEN: Final = (None, "", "auto")
+"""Of an option: what follows from the release, the device and the model, which are alike."""
 SIZES: Final = ("tp", "dp", "pp", "ep")
 
 
@@ -37,7 +39,8 @@ def kind_of(info: dict[str, Any], accelerator: object, cpuinfo: str = "") -> str
     if info.get("enable_eplb"):
         return ""
     sizes = [f"{name}{info.get(f'{name}_size')}" for name in SIZES]
-    options = [f"{name}={info[name]}" for name in (*ROUNDERS, "moe_runner_backend") if info.get(name)]
+    chosen = {name: info.get(name) for name in (*ROUNDERS, "moe_runner_backend")}
+    options = [f"{name}={value}" for name, value in chosen.items() if value not in NOT_CHOSEN]
     amx = ["amx"] if info.get("device") == "cpu" and "amx_tile" in cpuinfo.split() else []
     words = ("SGLang", info.get("version"), accelerator or info.get("device"), info.get("dtype"), *sizes)
     kind = " ".join(map(str, (*words, *options, *amx)))
