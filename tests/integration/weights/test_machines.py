@@ -8,7 +8,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -336,33 +337,51 @@ async def test_a_machine_that_gives_a_trickle_holds_nothing_up(
     world: World, keys: Keys, staging: Staging, rate: int
 ) -> None:
     ref = world.publish(0, first_tensors())
-    slow = (trickling(ref.others[0], rate), *ref.others[1:])
-    async with asyncio.timeout(30):
-        pulled = await Puller(keys.agent, staging, silence_s=1.0).pull(structs.replace(ref, others=slow), None)
+    with trickling(ref.others[0], rate) as slow:
+        async with asyncio.timeout(30):
+            others = (slow, *ref.others[1:])
+            pulled = await Puller(keys.agent, staging, silence_s=1.0).pull(structs.replace(ref, others=others), None)
     assert_is(pulled.staged, first_tensors())
 
 
-def trickling(endpoint: str, rate: int) -> str:
-    """Where the same is answered at so many bytes a second for each connection."""
+@contextmanager
+def trickling(endpoint: str, rate: int) -> Iterator[str]:
+    """Where the same is answered at so many bytes a second for each connection; nothing of it stays."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    listener = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
 
     def pass_on(taken: socket.socket, given: socket.socket, part: int) -> None:
         with suppress(OSError):
-            while data := taken.recv(part):
-                if part < CHUNK:
-                    time.sleep(len(data) / rate)
+            while (data := taken.recv(part)) and not (part < CHUNK and ended.wait(len(data) / rate)):
                 given.sendall(data)
-        for end in (taken, given):
+        hang_up(taken, given)
+
+    with ExitStack() as opened, ThreadPoolExecutor(max_workers=256) as threads:
+        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+        def accept() -> None:
             with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                while True:
+                    near = opened.enter_context(listener.accept()[0])
+                    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+                    far = opened.enter_context(socket.create_connection((host, int(port))))
+                    ends.extend((near, far))
+                    threads.submit(pass_on, near, far, CHUNK)
+                    threads.submit(pass_on, far, near, 256)
 
-    def run() -> None:
-        while True:
-            near, far = listener.accept()[0], socket.create_connection((host, int(port)))
-            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            for taken, given, part in ((near, far, CHUNK), (far, near, 256)):
-                threading.Thread(target=pass_on, args=(taken, given, part), daemon=True).start()
+        ends = [listener]
+        accepting = threads.submit(accept)
+        try:
+            yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            ended.set()
+            hang_up(listener)
+            accepting.result(10.0)
+            hang_up(*ends)
 
-    threading.Thread(target=run, daemon=True).start()
-    return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+def hang_up(*ends: socket.socket) -> None:
+    """Whoever waits for one of them ends."""
+    for end in ends:
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
