@@ -142,10 +142,11 @@ async def _call(
 
 
 def _one_worker(recipe: RecipeSpec, reward: RewardSpec) -> RecipeSpec:
-    """Without a filter, which is called with whole groups only, and without an environment."""
+    """Without a filter, which is called with whole groups only, without an environment and other rewards."""
     algorithm = recipe.algorithm.model_copy(update={"group_filter": GroupFilter.NONE})
-    changes = {"reward": reward.model_copy(update={"workers": 1}), "algorithm": algorithm, "environment": None}
-    return recipe.model_copy(update=changes)
+    evaluation = recipe.evaluation.model_copy(update={"sets": []})
+    changes = {"reward": reward.model_copy(update={"workers": 1}), "algorithm": algorithm, "evaluation": evaluation}
+    return recipe.model_copy(update={**changes, "environment": None})
 
 
 def _with(tried: RewardTried, **changes: Any) -> RewardTried:

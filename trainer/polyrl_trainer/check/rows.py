@@ -17,7 +17,7 @@ from polyrl_trainer.check.unknown_tokenizer import UnknownTokenizer
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.columns import answered_rows, prompt_rows
 from polyrl_trainer.data.hub import cached_folder, cached_path
-from polyrl_trainer.data.preferences import prepare_scored_pairs
+from polyrl_trainer.data.preferences import prepare_pairs, prepare_scored_pairs
 from polyrl_trainer.data.rows import DataRow, rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.preparation import tokenizer_of
@@ -96,7 +96,8 @@ def _stages(
         return examples.prepare_finished_groups(answered_rows(rows, dataset), tokenizer, context)
 
     def pairs(rows: list[DataRow], dataset: DatasetSpec) -> Any:
-        return prepare_scored_pairs(rows, dataset, tokenizer, context)  # which reads all that either mode does
+        make = prepare_pairs if mode is Mode.DPO else prepare_scored_pairs
+        return make(rows, dataset, tokenizer, context)
 
     if mode in (Mode.DPO, Mode.REWARD_MODEL):
         yield ("data", "preferences"), data.preferences, pairs

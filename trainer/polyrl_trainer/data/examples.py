@@ -11,7 +11,6 @@ small share, which the manifest states, is skipped and counted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from polyrl_trainer.data.rows import DataRow, messages_field, text_field, tools_field
+from polyrl_trainer.data.rows import DataRow, is_number, messages_field, text_field, tools_field
 from polyrl_trainer.data.tokenizers import MaskedIds, Tokenizer
 from polyrl_trainer.sample import Sample
 
@@ -182,7 +181,7 @@ def _finished(row: DataRow, tokenizer: Tokenizer, max_tokens: int, group: int) -
     has_tokens = "tokens" in row.fields
     prompt, response = text_field(row, "prompt"), text_field(row, "response", may_be_empty=has_tokens)
     reward = _reward(row)
-    ids, prompt_length = _given_tokens(row) if has_tokens else _encode(row, tokenizer)
+    ids, prompt_length = _given_tokens(row, tokenizer) if has_tokens else _encode(row, tokenizer)
     if len(ids) > max_tokens:
         raise row.refuse(f"the sample has {len(ids)} tokens; rollout.engine.maxContext allows {max_tokens}")
     loss_mask = np.ones(len(ids), dtype=np.float32)
@@ -202,15 +201,17 @@ def _finished(row: DataRow, tokenizer: Tokenizer, max_tokens: int, group: int) -
 
 def _reward(row: DataRow) -> float:
     reward = row.fields.get("reward")
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise row.refuse(f"field `reward` must be a finite number, got {reward!r}")
-    return float(reward)
+    if not is_number(reward):
+        raise row.refuse(f"field `reward` must be a finite number, got {reward!r:.80}")
+    return float(reward)  # type: ignore[arg-type] # a number
 
 
-def _given_tokens(row: DataRow) -> tuple[list[int], int]:
+def _given_tokens(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], int]:
     ids, prompt_length = row.fields["tokens"], row.fields.get("prompt_length")
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise row.refuse("field `tokens` must be a list of token ids")
+    if max(ids, default=0) >= tokenizer.vocabulary:
+        raise row.refuse(f"field `tokens`: {max(ids)} is no token; the tokenizer has {tokenizer.vocabulary}")
     if type(prompt_length) is not int or not 0 < prompt_length < len(ids):
         raise row.refuse(f"field `prompt_length` must be between 1 and {len(ids) - 1}, the number of tokens less one")
     return ids, prompt_length
@@ -223,6 +224,6 @@ def _given_log_probs(row: DataRow, length: int, prompt_length: int) -> npt.NDArr
     expected = length - prompt_length
     if not isinstance(given, list) or len(given) != expected:
         raise row.refuse(f"field `rollout_log_probs` must be a list of {expected} numbers, one per response token")
-    if not all(isinstance(value, int | float) and math.isfinite(value) and value <= 0 for value in given):
+    if not all(is_number(value) and value <= 0 for value in given):
         raise row.refuse("field `rollout_log_probs` must hold finite numbers that are at most 0")
     return np.concatenate([np.zeros(prompt_length), np.asarray(given)]).astype(np.float32)

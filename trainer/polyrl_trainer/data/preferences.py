@@ -10,7 +10,6 @@ the chosen answer higher.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ import numpy as np
 from polyrl.manifest.data import DatasetSpec
 from polyrl_trainer.data.columns import answered_rows, is_chat
 from polyrl_trainer.data.examples import prepare_conversation
-from polyrl_trainer.data.rows import DataRow, Message, messages_field, text_field
+from polyrl_trainer.data.rows import DataRow, Message, is_number, messages_field, text_field
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
 
@@ -39,11 +38,16 @@ def prepare_scored_pairs(
 ) -> list[AnswerPair]:
     """Each answer with one token more, the only learned one, whose value is the answer's score; the chosen one's
     `advantages` hold the margin there. Raises InvalidData naming the row and the field."""
-    return [
-        (_scored(chosen, tokenizer, _margin(row)), _scored(rejected, tokenizer, 0.0))
-        for row in rows
-        for chosen, rejected in [_pair(row, dataset, tokenizer, max_tokens)]
-    ]
+    pairs = []
+    for row in rows:
+        chosen, rejected = _pair(row, dataset, tokenizer, max_tokens)
+        pair = _scored(chosen, tokenizer, _margin(row)), _scored(rejected, tokenizer, 0.0)
+        longest = max(one.length for one in pair)
+        if longest > max_tokens:
+            fault = f"an answer has {longest - 1} tokens, and its score takes one more"
+            raise row.refuse(f"{fault}; rollout.engine.maxContext allows {max_tokens}")
+        pairs.append(pair)
+    return pairs
 
 
 def pairs_are_chats(row: DataRow, dataset: DatasetSpec) -> bool:
@@ -116,6 +120,6 @@ def _scored(sample: Sample, tokenizer: Tokenizer, margin: float) -> Sample:
 
 def _margin(row: DataRow) -> float:
     margin = row.fields.get("margin", 0.0)
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+    if not is_number(margin):
         raise row.refuse(f"field `margin` must be a finite number, got {margin!r:.80}")
     return float(margin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import math
 import re
 import zlib
 from collections import Counter
@@ -17,6 +18,8 @@ from typing import Any
 from polyrl.errors import InvalidData
 from polyrl.manifest.parts.sources import ROWS_SUFFIXES
 
+CHAT_FIELDS = ("messages", "prompt", "chosen", "rejected", "tools")
+"""Whose objects a chat template shows."""
 HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escape that may be half of a pair; most rows hold none, and are not looked at again."""
 
@@ -127,7 +130,18 @@ def _parquet_rows(path: Path) -> Iterator[DataRow]:
     except (pyarrow.ArrowException, OSError) as error:
         raise InvalidData(f"{path}: not a readable parquet file: {str(error).splitlines()[0]}") from error
     for number, fields in enumerate(table.to_pylist(), start=1):
-        yield DataRow(f"{path}:{number}", fields)
+        shown = {name: _without_nulls(value) if name in CHAT_FIELDS else value for name, value in fields.items()}
+        yield DataRow(f"{path}:{number}", shown)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Parquet gives all objects of a column the fields of all others, so that a call of one tool has the arguments of
+    every tool; a template would show them, and the policy learn to write them."""
+    if isinstance(value, list):
+        return [_without_nulls(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return value
 
 
 def text_field(row: DataRow, name: str, *, may_be_empty: bool = False) -> str:
@@ -140,6 +154,14 @@ def text_field(row: DataRow, name: str, *, may_be_empty: bool = False) -> str:
     if not value and not may_be_empty:
         raise row.refuse(f"field `{name}` is empty")
     return value
+
+
+def is_number(value: object) -> bool:
+    """A finite one, as JSON or parquet has it; whole numbers of JSON may be beyond all that a float holds."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 Message = dict[str, Any]

@@ -7,15 +7,19 @@ import sysconfig
 import traceback
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import polyrl_trainer
+from polyrl_trainer.sample_log.texts import readable
+
+MAX_CHARS: Final = 2000
+"""Of a message: it stands in the log, in every checkpoint and in the summary."""
 
 
 def describe(error: BaseException) -> str:
     """`KeyError: 'answer' (/home/me/reward.py:3)`, on one line."""
-    text = " ".join(f"{type(error).__name__}: {_words(error)}".split()).removesuffix(":")
-    # Half a surrogate pair is legal in a Python text, and nowhere that it is sent to.
-    text = text.encode("utf-8", "backslashreplace").decode()
+    words = readable(_words(error), MAX_CHARS)
+    text = " ".join(f"{type(error).__name__}: {words}".split()).removesuffix(":")
     place = user_place(error)
     return f"{text} ({place})" if place else text
 

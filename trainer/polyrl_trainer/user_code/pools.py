@@ -49,8 +49,8 @@ class UserPools:
 
     @property
     def scores_groups(self) -> bool:
-        """Rewards come by whole groups."""
-        return self.reward is not None and self.reward.setup.serves is Serves.GROUP
+        """Rewards come by whole groups, if only those of an evaluation's set."""
+        return any(one is not None and one.setup.serves is Serves.GROUP for one in (self.reward, *self.judges.values()))
 
     def reward_function(self, spec: RewardSpec, failures: Failures) -> RewardFunction:
         """Once they are ready."""

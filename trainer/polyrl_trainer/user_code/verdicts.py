@@ -53,7 +53,7 @@ def read_reward(result: object, function: str = "the reward") -> Verdict:
             shown = readable(ascii(name), MAX_NAME_CHARS)
             detail = f"{function} names a number {shown}; a name is text that is not empty and has a form in UTF-8"
             return Unscored(DiscardReason.REWARD_INVALID, detail)
-        number = _finite(value)
+        number = finite(value)
         if number is None:
             shown = readable(name, MAX_NAME_CHARS)
             return Unscored(DiscardReason.REWARD_INVALID, f"`{shown}` must be a finite number, got {value!r:.80}")
@@ -80,7 +80,7 @@ def read_rewards(results: object, n: int, *, function: str) -> list[Verdict]:
 
 def _as_text(answer: object) -> object:
     """42, 42.0 and "42" are one answer; what is no finite number is left as it is."""
-    number = _finite(answer)
+    number = finite(answer)
     if number is None:
         return answer
     return str(answer) if type(answer) is int else f"{number:.15g}"
@@ -97,13 +97,17 @@ def _has_utf8(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _finite(value: object) -> float | None:
+def _plain(value: object) -> object:
+    """Python's own of what numpy or torch have one of; anything else as it is."""
+    try:
+        return value.item() if callable(getattr(value, "item", None)) else value  # type: ignore[attr-defined]
+    except (ValueError, RuntimeError, TypeError):
+        return value
+
+
+def finite(value: object) -> float | None:
     """Python's, numpy's and torch's numbers alike; None for what is none."""
-    if not isinstance(value, bool | int | float | np.number | np.bool_) and callable(getattr(value, "item", None)):
-        try:
-            value = value.item()  # type: ignore[attr-defined] # A zero-dimensional tensor or array.
-        except (ValueError, RuntimeError, TypeError):
-            return None
+    value = _plain(value)
     if not isinstance(value, bool | int | float | np.number | np.bool_) or isinstance(value, np.complexfloating):
         return None
     try:
@@ -115,6 +119,7 @@ def _finite(value: object) -> float | None:
 
 def read_admission(wanted: object) -> Unscored | None:
     """What a group filter returned; None lets the group pass."""
+    wanted = _plain(wanted)
     if not isinstance(wanted, bool):
         return Unscored(DiscardReason.REWARD_INVALID, f"filterFunction must return True or False, got {wanted!r:.80}")
     return None if wanted else Unscored(DiscardReason.FILTERED, "filterFunction returned False")

@@ -63,14 +63,18 @@ BAD = [
     ("offline", finished(reward=None), "field `reward` must be a finite number, got None"),
     ("offline", b'{"prompt": "1=", "response": "1", "reward": NaN, "group": "a"}', "finite number, got nan"),
     ("offline", finished(reward=True), "field `reward` must be a finite number, got True"),
+    ("offline", finished(reward=10**400), "field `reward` must be a finite number, got 1000"),
     ("offline", finished(group=None), "field `group` must be text or a whole number"),
     ("offline", finished(group="b"), "group 'b' has one sample only"),
     ("offline", finished(response=""), "field `response` is empty"),
     ("offline", finished(tokens=[1, "2"]), "field `tokens` must be a list of token ids"),
+    ("offline", finished(tokens=[1, 14], prompt_length=1), "field `tokens`: 14 is no token; the tokenizer has 14"),
+    ("offline", finished(tokens=[1, 2**70], prompt_length=1), "field `tokens`: 1180591620717411303424 is no token"),
     ("offline", finished(tokens=[1, 2]), "field `prompt_length` must be between 1 and 1"),
     ("offline", finished(tokens=[1, 2], prompt_length=2), "field `prompt_length` must be between 1 and 1"),
     ("offline", finished(rollout_log_probs=[-1.0]), "must be a list of 2 numbers, one per response token"),
     ("offline", finished(rollout_log_probs=[-1.0, 0.5]), "finite numbers that are at most 0"),
+    ("offline", finished(rollout_log_probs=[-1.0, -(10**400)]), "finite numbers that are at most 0"),
 ]
 
 
@@ -127,6 +131,26 @@ def test_parquet_rows_are_read_and_a_missing_column_is_named(tmp_path):
     assert [(one.text, one.metadata) for one in prompts] == [("12=", {"level": 1}), ("21=", {"level": 2})]
     with pytest.raises(InvalidData, match=f"{path}:1: field `response` is missing; the row has `prompt`, `level`"):
         prepare_conversations(read_rows(path), TOKENIZER, MAX_TOKENS)
+
+
+def test_parquet_teaches_no_null_of_a_tool_that_takes_another_argument(tmp_path):
+    """Its columns have one type for all rows, so every call and every schema has the arguments of all tools."""
+
+    def function(**fields):
+        return {"type": "function", "function": fields}
+
+    calls = [function(name="add", arguments={"x": 1}), function(name="look", arguments={"city": "Rome"})]
+    tools = [
+        function(name="add", parameters={"x": {"type": "number"}}),
+        function(name="look", parameters={"city": {"type": "text"}}),
+    ]
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]} for call in calls]
+    fields = {"messages": messages, "tools": tools, "extra": [{"a": 1, "b": None}]}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([fields]), tmp_path / "rows.parquet")
+    (row,) = read_rows(tmp_path / "rows.parquet")
+    assert row.fields["messages"] == messages
+    assert [one["function"]["parameters"].keys() for one in row.fields["tools"]] == [{"x"}, {"city"}]
+    assert row.fields["extra"] == fields["extra"]
 
 
 def test_a_mark_before_the_first_line_is_no_part_of_it_and_a_whole_pair_is_a_character(tmp_path):

@@ -266,6 +266,19 @@ async def test_a_turns_reward_that_is_no_number_fails_the_episode(wrong: object)
     assert "a turn's reward must be a finite number" in str(rewards.failures.first)
 
 
+async def test_a_turns_reward_may_be_a_number_of_numpys() -> None:
+    class Pays(Calculator):
+        async def run(self, sample: Sample, generate: Any) -> Ending:
+            await generate("1", reward=np.float32(0.5))
+            return Ending(np.int64(2))
+
+    rollouts, rewards = FakeRollouts(Policy()), Rewards()
+    async with a_trainer(rollouts, Pays(), rewards):
+        await submit(rollouts)
+        await until(lambda: len(rewards.scored) == GROUPS * N)
+    assert {one.turn_rewards for one in rewards.scored.values()} == {(0.5, 2.0)}
+
+
 async def test_a_replay_ends_at_the_environments_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging: set[str] = set()
 

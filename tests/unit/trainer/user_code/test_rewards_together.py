@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from polyrl.manifest.parts.user_code import RewardSpec
 from polyrl.sample import DiscardReason, split_sample_id
 from polyrl_trainer.sample import Sample
+from polyrl_trainer.user_code.pools import UserPools, reward_pool
 from polyrl_trainer.user_code.together import Batches, Groups
 from polyrl_trainer.user_code.verdicts import Reward, Unscored, Verdict, read_rewards
 
@@ -108,6 +111,13 @@ def test_anything_but_a_result_for_each_is_no_reward_for_any(returned: object) -
     assert len(verdicts) == 2
     assert all(isinstance(one, Unscored) and one.reason is DiscardReason.REWARD_INVALID for one in verdicts)
     assert "score_batch must return a list with a result for each of its 2 samples, got" in str(verdicts)
+
+
+def test_a_sets_own_reward_of_groups_leaves_half_scored_groups_useless_too() -> None:
+    """Its verdicts leave by whole groups: half of one that an earlier trainer left would wait for the rest for ever."""
+    one, of_groups = (reward_pool(RewardSpec(function=f"code:{name}"), Path()) for name in ("score", "score_group"))
+    assert UserPools(one, {"hard": of_groups}, group_filter=None, environment=None).scores_groups
+    assert not UserPools(one, {"hard": one}, group_filter=None, environment=None).scores_groups
 
 
 def test_each_result_is_read_as_one() -> None:

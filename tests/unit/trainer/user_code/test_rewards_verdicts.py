@@ -12,7 +12,7 @@ from polyrl.sample import DiscardReason
 from polyrl_trainer.sample import ANSWER_HASH, Sample, shown_metrics
 from polyrl_trainer.testing.inline_calls import InlineCalls
 from polyrl_trainer.user_code.rewards import RewardFunction
-from polyrl_trainer.user_code.verdicts import Reward, Unscored, read_reward
+from polyrl_trainer.user_code.verdicts import Reward, Unscored, read_admission, read_reward
 
 SAMPLE = Sample(
     np.array([1, 2, 3]), np.array([0, 1, 1], np.float32), prompt_length=1, id="4.0", prompt="a", response="bc"
@@ -40,6 +40,14 @@ async def score(function):
 )
 def test_numbers_of_every_kind_are_rewards(returned, reward):
     assert read_reward(returned) == reward
+
+
+@pytest.mark.parametrize("kind", [bool, np.bool_, np.array, torch.tensor])
+def test_a_filter_answers_with_a_truth_value_of_any_kind(kind):
+    """`np.std(rewards) > 0` is numpy's own."""
+    assert read_admission(kind(True)) is None
+    assert read_admission(kind(False)) == Unscored(DiscardReason.FILTERED, "filterFunction returned False")
+    assert read_admission(1).reason is DiscardReason.REWARD_INVALID
 
 
 def test_more_named_numbers_than_are_carried_are_no_reward():

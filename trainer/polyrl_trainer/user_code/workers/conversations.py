@@ -10,7 +10,6 @@ All share the process's main thread. One that blocks it makes the others wait, w
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from polyrl_trainer.environments.protocol import Ending, Environment
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import EpisodeFailed, Move
 from polyrl_trainer.user_code.frames import describe
+from polyrl_trainer.user_code.verdicts import finite
 from polyrl_trainer.user_code.workers.forks import forked_children_end
 from polyrl_trainer.user_code.workers.thread_use import ThreadUse
 
@@ -115,6 +115,7 @@ class LocalConversations:
 
 def _number(reward: object) -> float:
     """Raises ValueError."""
-    if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
+    number = finite(reward)
+    if number is None:
         raise ValueError(f"a turn's reward must be a finite number, got {reward!r:.80}")
-    return float(reward)
+    return number
