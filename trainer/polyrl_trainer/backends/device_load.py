@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,9 +13,10 @@ from transformers import PreTrainedModel
 from polyrl.engines.hand_over import DeviceUse
 
 PEAK_FLOPS: Final = {
-    "B200": 2.25e15, "H200": 9.89e14, "H100": 9.89e14, "A100": 3.12e14, "L40S": 3.62e14, "L4": 1.21e14, "A10": 1.25e14
+    "B200": 2.25e15, "GB200": 2.25e15, "H200": 9.89e14, "GH200": 9.89e14, "H100": 9.89e14, "A100": 3.12e14,
+    "L40S": 3.62e14, "L40": 1.81e14, "L4": 1.21e14, "A10": 1.25e14,
 }  # fmt: skip
-"""Dense bfloat16 operations per second by a part of the device's name, as NVIDIA publishes them for the SXM form."""
+"""Dense bfloat16 operations per second by a word of the device's name, as NVIDIA publishes them for the SXM form."""
 OPERATIONS_PER_PARAMETER: Final = 2
 """Of a token in one direction: a multiplication and an addition (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
 Forward, backward to what came in, and, where a parameter learns, backward to it."""
@@ -93,12 +95,16 @@ def give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def peak_flops(device: str) -> float | None:
+    """Of a device with this name; None where it is not known."""
+    return next((PEAK_FLOPS[word] for word in re.split("[ -]", device) if word in PEAK_FLOPS), None)
+
+
 def device_numbers(device: torch.device) -> dict[str, float]:
     """Of a GPU the bytes that were allocated and reserved at most, and what it can do, where that is known."""
     if device.type != "cuda":
         return {}
-    name = torch.cuda.get_device_name(device)
-    peak = next((value for part, value in PEAK_FLOPS.items() if part in name), None)
+    peak = peak_flops(torch.cuda.get_device_name(device))
     return {
         "device_allocated_max": float(torch.cuda.max_memory_allocated(device)),
         "device_reserved_max": float(torch.cuda.max_memory_reserved(device)),

@@ -163,10 +163,14 @@ def prepare_finished_groups(rows: Iterable[DataRow], tokenizer: Tokenizer, max_t
     for name, group_rows in members.items():
         if len(group_rows) < 2:
             raise group_rows[0].refuse(f"group {name!r} has one sample only; an advantage needs at least two")
-    return [
-        tuple(_finished(row, tokenizer, max_tokens, number) for row in group_rows)
-        for number, group_rows in enumerate(members.values())
-    ]
+    groups = []
+    for number, (name, group_rows) in enumerate(members.items()):
+        groups.append(tuple(_finished(row, tokenizer, max_tokens, number) for row in group_rows))
+        for row, sample in zip(group_rows, groups[-1], strict=True):
+            if sample.prompt != groups[-1][0].prompt:
+                first = f"field `group`: {name!r} is that of another prompt at {group_rows[0].place}"
+                raise row.refuse(f"{first}, with whose answers this one's would be compared; name groups apart")
+    return groups
 
 
 def _group_name(row: DataRow) -> str | int:

@@ -5,9 +5,21 @@ from __future__ import annotations
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from polyrl_trainer.backends.device_load import MatrixSizes
+from polyrl_trainer.backends.device_load import MatrixSizes, peak_flops
 
 LAYERS, HIDDEN, VOCABULARY = 2, 8, 16
+
+
+@pytest.mark.parametrize(
+    ("device", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA GH200 480GB", 989), ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362), ("NVIDIA L40", 181), ("NVIDIA A10G", None), ("NVIDIA RTX A1000", None),
+    ],
+)  # fmt: skip
+def test_a_device_is_known_by_a_whole_word_of_its_name(device: str, tera: int | None) -> None:
+    """An L40 was taken for an L4, and an A10G for an A10."""
+    assert peak_flops(device) == (None if tera is None else tera * 1e12)
 
 
 @pytest.mark.parametrize("tied", [False, True])
