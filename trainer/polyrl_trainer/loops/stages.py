@@ -190,6 +190,8 @@ class Stages:
             return
         if moment in done or any(other in done for other in only_without):
             return
+        if moment == "base" and self.session.state.step > 0:
+            return  # rows to evaluate were named when the run went on, and it has learned since its beginning
         await side.versions.ensure_published(backend)
         evaluation = await side.evaluator.evaluate(self.session.state.step, learns_on=learns_on)
         if evaluation is not None:

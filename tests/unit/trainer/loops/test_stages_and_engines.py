@@ -50,9 +50,29 @@ async def one_step(*given: Any, after_step: Any, **more: Any) -> bool:
 def test_engines_are_to_sleep_before_rows_are_learned_and_not_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, asleep: list[bool]
 ) -> None:
+    run, evaluator = evaluated(tmp_path, monkeypatch, mode)
+    assert [one is run.devices for one in evaluator.learns_on] == asleep
+    assert [one is None for one in evaluator.learns_on] == [not one for one in asleep]
+    assert evaluator.made_up_beside == ([run.devices] if mode == "sft" else [])
+    assert list(run.session.state.results.evaluations) == ["base", "afterSft" if mode == "sft" else "afterDpo"]
+
+
+@pytest.mark.parametrize("mode", ["sft", "dpo"])
+def test_what_has_learned_is_not_called_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """A run that goes on with rows to evaluate, and had none before: its summary would compare the end with that."""
+    run, _ = evaluated(tmp_path, monkeypatch, mode, step=5)
+    assert list(run.session.state.results.evaluations) == ["afterSft" if mode == "sft" else "afterDpo"]
+
+
+def evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, step: int = 0
+) -> tuple[Stages, RecordingEvaluator]:
+    """A run from whole step `step` on."""
     recipe = RecipeSpec.model_validate({"mode": mode, "model": {"config": {"model_type": "qwen2"}}})
     nowhere, anything = (SimpleNamespace(close=lambda: None, ensure_published=nothing) for _ in range(2))
-    state = TrainerState(seed=0, stage=TrainingStage.SFT if mode == "sft" else TrainingStage.DPO)
+    state = TrainerState(seed=0, stage=TrainingStage.SFT if mode == "sft" else TrainingStage.DPO, step=step)
     session = Session(state, Checkpoints(tmp_path, keep=2), nowhere, checkpoint_every_steps=1)  # type: ignore[arg-type]
     prepared: Any = SimpleNamespace(conversations=anything, pairs=anything)
     run = Stages(recipe, tmp_path, prepared=prepared, session=session, engine=EngineConfig("cpu"))
@@ -63,6 +83,4 @@ def test_engines_are_to_sleep_before_rows_are_learned_and_not_at_the_end(
     evaluator = RecordingEvaluator()
     side: Any = SimpleNamespace(evaluator=evaluator, versions=anything)
     assert asyncio.run(run.run(side))
-    assert [one is run.devices for one in evaluator.learns_on] == asleep
-    assert [one is None for one in evaluator.learns_on] == [not one for one in asleep]
-    assert evaluator.made_up_beside == ([run.devices] if mode == "sft" else [])
+    return run, evaluator
