@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -95,16 +94,12 @@ def give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def peak_flops(device: str) -> float | None:
-    """Of a device with this name; None where it is not known."""
-    return next((PEAK_FLOPS[word] for word in re.split("[ -]", device) if word in PEAK_FLOPS), None)
-
-
 def device_numbers(device: torch.device) -> dict[str, float]:
     """Of a GPU the bytes that were allocated and reserved at most, and what it can do, where that is known."""
     if device.type != "cuda":
         return {}
-    peak = peak_flops(torch.cuda.get_device_name(device))
+    words = torch.cuda.get_device_name(device).replace("-", " ").split()
+    peak = next((PEAK_FLOPS[word] for word in words if word in PEAK_FLOPS), None)
     return {
         "device_allocated_max": float(torch.cuda.max_memory_allocated(device)),
         "device_reserved_max": float(torch.cuda.max_memory_reserved(device)),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -35,7 +35,7 @@ from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here, without_tokeniz
 from polyrl_trainer.data.columns import prompt_rows
 from polyrl_trainer.data.examples import Prompt, prepare_prompts
 from polyrl_trainer.data.hub import cached_path
-from polyrl_trainer.data.rows import rows_or_faults
+from polyrl_trainer.data.rows import DataRow, rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.preparation import tokenizer_of
 from polyrl_trainer.sample import Sample, shown_metrics
@@ -59,20 +59,22 @@ def check_code(recipe: RecipeSpec, manifest_dir: Path) -> Iterator[CheckMessage]
     if recipe.algorithm.group_filter is GroupFilter.CUSTOM and (function := recipe.algorithm.filter_function):
         field = (*RECIPE, "algorithm", "filterFunction")
         named.append((field, function, lambda: load_function(function, folder)))
+    of_a_row = partial(_metadata, recipe, manifest_dir)
     for name, own in (
         ("lossFunction", recipe.algorithm.loss_function),
         ("advantageFunction", recipe.algorithm.advantage_function),
     ):
         if own is not None:
             alone = AlgorithmSpec.model_validate({name: own})
-            named.append(((*RECIPE, "algorithm", name), own, partial(_try_own, alone, folder)))
+            named.append(((*RECIPE, "algorithm", name), own, partial(_try_own, alone, folder, of_a_row)))
     if (environment := recipe.environment) is not None:
         field = (*RECIPE, "environment", "classPath")
         named.append((field, environment.class_path, lambda: load_environment(environment.class_path, folder)))
     for field, name, load in named:
         yield CheckBegan(field, f"importing {name}")
         try:
-            load()
+            with suppress(InvalidData):  # which the check of rows reports
+                load()
         except InvalidCode as error:
             yield CheckFault(field, str(error))
         except ModuleNotFoundError as error:
@@ -87,11 +89,24 @@ def _rewards(recipe: RecipeSpec) -> Iterator[tuple[CheckedField, str]]:
             yield (*RECIPE, "evaluation", "sets", index, "reward", "function"), one.reward.function
 
 
-def _try_own(algorithm: AlgorithmSpec, folder: Path) -> None:
-    """Imported here alone, because it takes torch, which other user code can do without."""
+def _try_own(algorithm: AlgorithmSpec, folder: Path, metadata: Callable[[], dict[str, Any] | None]) -> None:
+    """Imported here alone, because it takes torch, which other user code can do without. Where no row is here, nobody
+    knows what an advantage would find in one, and it is not called."""
     from polyrl_trainer.user_code.own_algorithm import load_own, try_own
 
-    try_own(load_own(algorithm, folder), algorithm)
+    own, found = load_own(algorithm, folder), metadata()
+    try_own(own if found is not None else replace(own, advantage=None), algorithm, found)
+
+
+def _metadata(recipe: RecipeSpec, manifest_dir: Path) -> dict[str, Any] | None:
+    """What a sample of the first row has beside its texts."""
+    sources = {one.path: one for one in recipe.sources if one.is_rows}
+    for dataset in recipe.data.rl[:1]:
+        file = cached_path(sources[dataset.path], manifest_dir)
+        row = next(rows_or_faults(file), None) if file is not None and file.is_file() else None
+        if isinstance(row, DataRow):
+            return {name: value for name, value in row.fields.items() if name not in ("prompt", "messages")}
+    return None
 
 
 async def try_reward(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from polyrl_trainer.data.rows import Message
@@ -14,7 +13,7 @@ class UnknownTokenizer(CharacterTokenizer):
 
     def __init__(self) -> None:
         super().__init__("?")
-        self.vocabulary = sys.maxsize
+        self.vocabulary = 1 << 62
 
     def encode_text(self, text: str) -> list[int]:
         return [EOS_ID + 1] * bool(text)

@@ -168,8 +168,7 @@ def prepare_finished_groups(rows: Iterable[DataRow], tokenizer: Tokenizer, max_t
         groups.append(tuple(_finished(row, tokenizer, max_tokens, number) for row in group_rows))
         for row, sample in zip(group_rows, groups[-1], strict=True):
             if sample.prompt != groups[-1][0].prompt:
-                first = f"field `group`: {name!r} is that of another prompt at {group_rows[0].place}"
-                raise row.refuse(f"{first}, with whose answers this one's would be compared; name groups apart")
+                raise row.refuse(f"field `group`: {name!r} is that of another prompt at {group_rows[0].place}")
     return groups
 
 

@@ -38,16 +38,11 @@ def prepare_scored_pairs(
 ) -> list[AnswerPair]:
     """Each answer with one token more, the only learned one, whose value is the answer's score; the chosen one's
     `advantages` hold the margin there. Raises InvalidData naming the row and the field."""
-    pairs = []
-    for row in rows:
-        chosen, rejected = _pair(row, dataset, tokenizer, max_tokens)
-        pair = _scored(chosen, tokenizer, _margin(row)), _scored(rejected, tokenizer, 0.0)
-        longest = max(one.length for one in pair)
-        if longest > max_tokens:
-            fault = f"an answer has {longest - 1} tokens, and its score takes one more"
-            raise row.refuse(f"{fault}; rollout.engine.maxContext allows {max_tokens}")
-        pairs.append(pair)
-    return pairs
+    return [
+        (_scored(row, chosen, max_tokens, tokenizer, _margin(row)), _scored(row, rejected, max_tokens, tokenizer, 0.0))
+        for row in rows
+        for chosen, rejected in [_pair(row, dataset, tokenizer, max_tokens)]
+    ]
 
 
 def pairs_are_chats(row: DataRow, dataset: DatasetSpec) -> bool:
@@ -109,11 +104,13 @@ def _not_learned(row: DataRow, shared: int) -> DataRow:
     )
 
 
-def _scored(sample: Sample, tokenizer: Tokenizer, margin: float) -> Sample:
+def _scored(row: DataRow, sample: Sample, max_tokens: int, tokenizer: Tokenizer, margin: float) -> Sample:
     """transformers scores the last token that is no padding, so nothing that is stands at the end."""
     padding = tokenizer.eos_id if tokenizer.pad_id is None else tokenizer.pad_id
     last = int(np.flatnonzero(sample.tokens != padding)[-1])
     tokens = np.append(sample.tokens[: last + 1], padding)
+    if len(tokens) > max_tokens:
+        raise row.refuse(f"an answer has {last + 1} tokens, and its score takes one more; maxContext is {max_tokens}")
     at_end = (np.arange(len(tokens)) == last + 1).astype(np.float32)
     return replace(sample, tokens=tokens, loss_mask=at_end, prompt_length=last + 1, advantages=margin * at_end)
 

@@ -121,6 +121,8 @@ def _by_own(samples: Sequence[Sample], rewards: Sequence[float], own: GroupAdvan
     found = list(samples)
     for places in by_group.values():
         shaped = [replace(samples[place], reward=rewards[place], penalty=None) for place in places]
+        # As the reward function sees it: with a number for each turn where none was paid too.
+        shaped = [replace(one, turn_rewards=one.turn_rewards or (0.0,) * len(one.turn_starts)) for one in shaped]
         for place, values in zip(places, own(shaped), strict=True):
             found[place] = _carrying(samples[place], values)
     return found

@@ -12,8 +12,8 @@ from typing import Final
 import polyrl_trainer
 from polyrl_trainer.sample_log.texts import readable
 
-MAX_CHARS: Final = 2000
-"""Of a message: it stands in the log, in every checkpoint and in the summary."""
+MAX_CHARS: Final = 700
+"""Of a message, which every checkpoint holds; with its place it fits what the manager is told (`wire.MAX_REASON`)."""
 
 
 def describe(error: BaseException) -> str:

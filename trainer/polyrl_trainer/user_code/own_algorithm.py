@@ -80,10 +80,12 @@ def own_advantage(reference: str, function: Callable[..., Any]) -> GroupAdvantag
     return checked
 
 
-def try_own(own: OwnAlgorithm, algorithm: AlgorithmSpec) -> None:
-    """Calls both on a batch of five tokens of two samples, and on a group of three. Raises InvalidCode."""
+def try_own(own: OwnAlgorithm, algorithm: AlgorithmSpec, metadata: Mapping[str, Any] | None = None) -> None:
+    """Calls both on a batch of five tokens of two samples, and on a group of three, which have the `metadata` of a row.
+    Raises InvalidCode."""
     if own.advantage is not None:
-        own.advantage([replace(_trial_sample(), id=f"0.{n}", reward=reward) for n, reward in enumerate(TRIAL_REWARDS)])
+        trial = replace(_trial_sample(), metadata=dict(metadata or {}))
+        own.advantage([replace(trial, id=f"0.{n}", reward=reward) for n, reward in enumerate(TRIAL_REWARDS)])
     if own.loss is not None:
         inputs = _trial_inputs()
         loss, _ = own.loss(inputs)
@@ -133,5 +135,5 @@ def _trial_sample() -> Sample:
     mask = np.array([0, 1, 1], dtype=np.float32)
     return Sample(
         tokens=np.arange(len(mask)), loss_mask=mask, prompt_length=1, id="0.0", group=0, finish_reason="stop",
-        rollout_log_probs=-mask, reference_log_probs=-mask,
+        rollout_log_probs=-mask, reference_log_probs=-mask, turn_starts=(1,), turn_rewards=(0.0,),
     )  # fmt: skip

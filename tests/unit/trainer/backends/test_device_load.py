@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from polyrl_trainer.backends.device_load import MatrixSizes, peak_flops
+from polyrl_trainer.backends.device_load import MatrixSizes, device_numbers
 
 LAYERS, HIDDEN, VOCABULARY = 2, 8, 16
 
@@ -17,9 +18,15 @@ LAYERS, HIDDEN, VOCABULARY = 2, 8, 16
         ("NVIDIA L40S", 362), ("NVIDIA L40", 181), ("NVIDIA A10G", None), ("NVIDIA RTX A1000", None),
     ],
 )  # fmt: skip
-def test_a_device_is_known_by_a_whole_word_of_its_name(device: str, tera: int | None) -> None:
+def test_a_device_is_known_by_a_whole_word_of_its_name(
+    device: str, tera: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An L40 was taken for an L4, and an A10G for an A10."""
-    assert peak_flops(device) == (None if tera is None else tera * 1e12)
+    given = {"get_device_name": device, "max_memory_allocated": 0, "max_memory_reserved": 0}
+    for name, answer in given.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
+    numbers = device_numbers(torch.device("cuda"))
+    assert numbers.get("device_flops_max") == (None if tera is None else tera * 1e12)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -66,7 +66,7 @@ BAD = [
     ("offline", finished(reward=10**400), "field `reward` must be a finite number, got 1000"),
     ("offline", finished(group=None), "field `group` must be text or a whole number"),
     ("offline", finished(group="b"), "group 'b' has one sample only"),
-    ("offline", finished(prompt="2="), "field `group`: 'a' is that of another prompt at .*:1, "),
+    ("offline", finished(prompt="2="), "field `group`: 'a' is that of another prompt at .*:1$"),
     ("offline", finished(response=""), "field `response` is empty"),
     ("offline", finished(tokens=[1, "2"]), "field `tokens` must be a list of token ids"),
     ("offline", finished(tokens=[1, 14], prompt_length=1), "field `tokens`: 14 is no token; the tokenizer has 14"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from polyrl.wire import MAX_REASON
 from polyrl_trainer.user_code.frames import MAX_CHARS, describe, user_place
 
 
@@ -31,6 +32,6 @@ def test_an_error_that_was_not_raised_has_no_place_and_a_message_has_one_line() 
 def test_of_a_long_message_the_middle_is_left_out() -> None:
     """It stands in the log, in every checkpoint and in the summary: an assertion may quote two texts of megabytes."""
     text = describe(AssertionError("begin " + "x" * 5_000_000 + " end"))
-    assert len(text) < MAX_CHARS + 100
+    assert len(text) < MAX_CHARS + 100 < MAX_REASON - 200
     assert text.startswith("AssertionError: begin xxx")
     assert text.endswith("xxx end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import torch
 
 from polyrl.errors import InvalidCode
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
+from polyrl.manifest.recipe import RecipeSpec
+from polyrl.wire.checks import CheckFault
 from polyrl_trainer.backend import LossInputs
+from polyrl_trainer.check.code import check_code
 from polyrl_trainer.losses import policy_loss, with_advantages
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.own_algorithm import load_own, own_advantage, own_loss, try_own
@@ -79,6 +83,41 @@ def test_an_own_advantage_is_of_a_group_with_its_penalties() -> None:
     rows = [one.advantages.tolist() for one in found if one.advantages is not None]
     assert rows == [[0, 0.5, 0.5], [0, 8.0, 9.0], [0, 0.75, 0.75]]
     assert [one.reward for one in found] == [1.0, 3.0, 2.0], "what is reported is the task's"
+
+
+def test_an_own_advantage_sees_a_reward_for_each_turn_where_none_was_paid_too() -> None:
+    """As the reward function does: one that asks for the last turn's ended the run with the first sample that earned
+    nothing."""
+    seen: list[tuple[float, ...]] = []
+
+    def last(samples: list[Sample]) -> list[float]:
+        seen.extend(one.turn_rewards for one in samples)
+        return [one.turn_rewards[-1] for one in samples]
+
+    paid = replace(sample(4, 1.0), turn_starts=(1, 2), turn_rewards=(0.0, 0.5))
+    found = with_advantages(
+        [paid, replace(sample(4, 0.0), turn_starts=(1, 2))], AlgorithmSpec(), own_advantage("own:last", last)
+    )
+    assert seen == [(0.0, 0.5), (0.0, 0.0)]
+    assert [one.turn_rewards for one in found] == [(0.0, 0.5), ()]
+
+
+ASKS_A_ROW = "def best(samples):\n    return [s.reward * s.metadata['level'] + s.turn_rewards[-1] for s in samples]"
+
+
+@pytest.mark.parametrize(("row", "expected"), [('{"prompt": "1=", "level": 2}', 0), ('{"prompt": "1="}', 1), ("", 0)])
+def test_an_own_advantage_is_tried_with_what_the_first_row_holds(folder: Path, row: str, expected: int) -> None:
+    """Without a row on this machine nobody knows what it would find there."""
+    (folder / "own_of_test.py").write_text(ASKS_A_ROW)
+    if row:
+        (folder / "rows.jsonl").write_text(row)
+    recipe = RecipeSpec.model_validate(
+        {"model": {"path": "m"}, "data": {"rl": [{"path": "rows.jsonl"}]}, "code": {"path": "."}}
+        | {"algorithm": {"advantageFunction": "own_of_test:best"}}
+    )
+    faults = [one for one in check_code(recipe, folder) if isinstance(one, CheckFault)]
+    assert len(faults) == expected
+    assert all("KeyError: 'level'" in one.sentence for one in faults)
 
 
 def own(folder: Path, text: str, **algorithm: Any) -> None:
