@@ -79,11 +79,11 @@ def read_rewards(results: object, n: int, *, function: str) -> list[Verdict]:
 
 
 def _as_text(answer: object) -> object:
-    """42, 42.0 and "42" are one answer; what is no finite number is left as it is."""
+    """42, 42.0 and "42" are one answer, 0 and -0.0 too; what is no finite number is left as it is."""
     number = finite(answer)
     if number is None:
         return answer
-    return str(answer) if type(answer) is int else f"{number:.15g}"
+    return str(answer) if type(answer) is int else f"{number + 0.0:.15g}"
 
 
 def _number_of(answer: str) -> float:

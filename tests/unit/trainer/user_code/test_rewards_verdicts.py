@@ -101,6 +101,7 @@ def test_equal_answers_are_equal_numbers_and_others_are_not() -> None:
     assert number("\ud800") is not None
     assert number(None) is None
     assert number(42) == number(42.0) == number(np.int64(42)) == number("42") != number(42.5)
+    assert number(-0.0) == number(0), "a rounded -0.2 votes with the others"
     assert number(10**20) != number(10**20 + 1)
     assert isinstance(read_reward({"reward": 1, "answer": math.nan}), Unscored)
     assert isinstance(read_reward({"reward": 1, "answer": ["42"]}), Unscored)
