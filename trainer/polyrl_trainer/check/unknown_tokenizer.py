@@ -13,7 +13,7 @@ class UnknownTokenizer(CharacterTokenizer):
 
     def __init__(self) -> None:
         super().__init__("?")
-        self.vocabulary = 1 << 62
+        self.vocabulary = 1 << 62  # tokens that a row gives are not counted: nobody knows here how many there are
 
     def encode_text(self, text: str) -> list[int]:
         return [EOS_ID + 1] * bool(text)
