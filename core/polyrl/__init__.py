@@ -2,7 +2,7 @@
 
 Pure on purpose: no sockets, no cluster, no tensors, no clock (`now` is an argument). The same deciders run in
 production, in random-schedule tests and in the simulator; no rule has a second copy for any of them. The exceptions
-are `parent_death_signal` and `interpreter`, which processes call first thing.
+are `parent_death_signal` and `interpreter`, which processes call first thing, and `forks`, which makes processes.
 
     sample      the nouns: group, sample, response        errors   messages to users, and exit codes
     manifest    PolyRLJob: models, rules, CRD             status   what a manager reports

@@ -12,6 +12,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +24,11 @@ from typing import Any, Final, NoReturn
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+
+from polyrl.forks import ForkServer, own
+from polyrl_cli.local.loaded import LIBRARIES
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # as processes have it that tests start; what wants a Hub says so
 
 START_DEADLINE_S: Final = 60.0
 """etcd and the API server take 3 s on idle cores."""
@@ -39,6 +45,19 @@ TOKENS: Final = {
     STRANGER: "stranger-token,stranger,2",
     OPERATOR: "operator-token,operator,3",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loaded_libraries() -> Iterator[None]:
+    """Of the processes that tests start with `Started`, and of ranks and engines of this one."""
+    if sys.platform != "linux":
+        yield
+        return
+    forks = ForkServer.start(LIBRARIES, os.environ)
+    forks.keep()
+    yield
+    own.keep(None)
+    forks.close()
 
 
 NEEDS_API: Final = {"api_server", "helm_program"}

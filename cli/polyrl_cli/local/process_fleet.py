@@ -22,6 +22,7 @@ from typing import Final
 
 import psutil
 
+from polyrl.forks import Forked, ForkServer, Streams
 from polyrl.local.planner import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.worker import Role, Worker
 from polyrl_cli.chaos.kinds import Part
@@ -42,7 +43,7 @@ KILL_WAIT_S: Final = 10.0
 @dataclass
 class _Child:
     seen: ObservedWorker
-    process: asyncio.subprocess.Process | None = None
+    process: asyncio.subprocess.Process | Forked | None = None
     tree: psutil.Process | None = None
     """Knows the moment of the process's start, so that a process that got its id later is not signalled."""
     waiter: asyncio.Task[None] | None = None
@@ -55,8 +56,9 @@ class ProcessFleet:
     worker stays listed, and its name starts nothing again. To end a worker that is gone or was never there is fine.
     Must be closed."""
 
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs
+    def __init__(self, logs: Path, forks: ForkServer | None = None) -> None:
+        """`forks`: makes the workers that it takes; the others are spawned."""
+        self._logs, self._forks = logs, forks
         self._children: dict[str, _Child] = {}
         self._change = asyncio.Event()
 
@@ -153,21 +155,29 @@ class ProcessFleet:
         """Ends by force whatever is left, and returns when it is gone."""
         await asyncio.gather(*(self.kill(name) for name in self._children))
 
-    async def _spawn(self, worker: Worker) -> asyncio.subprocess.Process:
+    async def _spawn(self, worker: Worker) -> asyncio.subprocess.Process | Forked:
         prints = self._logs / PRINTS if worker.role is Role.TRAINER else self._log_path(worker.name)
+        environment = process_environment(worker.env, worker.inherits)
         with self._log_path(worker.name).open("ab") as log, prints.open("ab") as out:
+            if self._forks is not None and self._forks.takes(worker.argv, environment):
+                streams = Streams(out.fileno(), log.fileno())
+                forked = await self._forks.fork_soon(
+                    worker.argv, environment, streams, own_session=True, starts_others=True, umask=OTHERS_NOTHING
+                )
+                if forked is not None:
+                    return forked
             return await asyncio.create_subprocess_exec(
                 *worker.argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
-                env=process_environment(worker.env, worker.inherits),
+                env=environment,
                 start_new_session=True,
                 umask=OTHERS_NOTHING,
             )
 
-    async def _wait(self, child: _Child, process: asyncio.subprocess.Process) -> None:
-        exit_code = await process.wait()
+    async def _wait(self, child: _Child, process: asyncio.subprocess.Process | Forked) -> None:
+        exit_code = await (process.ended() if isinstance(process, Forked) else process.wait())
         # What it started must not outlive it; its group's number stays taken as long as any member lives.
         _signal_group(child, signal.SIGKILL)
         await _session_gone(process.pid)

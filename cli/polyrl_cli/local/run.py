@@ -20,6 +20,7 @@ import msgspec
 from rich.console import Console
 
 from polyrl.errors import InvalidManifest, UserError
+from polyrl.forks import ForkServer
 from polyrl.history import results
 from polyrl.history.cost import run_cost
 from polyrl.history.fleet import seconds_by_pool
@@ -32,6 +33,7 @@ from polyrl.worker import RunLocation, Workers, workers_of
 from polyrl_cli.local import run_folder
 from polyrl_cli.local.chaos import FaultSchedule, listening
 from polyrl_cli.local.feasibility import feasibility
+from polyrl_cli.local.loaded import loaded_libraries
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.ownership import take_over
 from polyrl_cli.local.process_fleet import ProcessFleet
@@ -101,28 +103,29 @@ def run_command(
     here = feasibility(job, base, resumed)
     if here.faults:
         raise InvalidManifest(read_manifest(file, overrides).describe(here.faults))
-    unchecked = check_contents(job, file, overrides, base=base) if check else []
-    for note in [*remarks, *here.notes, *unchecked]:
-        console.print(f"note: {note}", soft_wrap=True)
-    folder = resumed or run_folder.new_run_folder(out, job.metadata.name, datetime.now(UTC))
-    with run_folder.locked(folder):
-        done = run_folder.rl_steps_kept(folder)  # before anything is changed there: it may refuse
-        run_epoch = run_folder.prepare_folder(folder, job, base)
-        place = RunLocation(
-            run=str(folder.root),
-            manifest_dir=str(base.resolve()),
-            python=sys.executable,
-            run_epoch=run_epoch,
-            cpus=len(os.sched_getaffinity(0)),
-            resume=str(folder.root) if resume is not None else None,
-        )
-        console.print(
-            f"{job.metadata.name}: seed {job.spec.recipe.seed}, everything goes to {folder.root}", soft_wrap=True
-        )
-        if line := assignment_line(here.assignment):
-            console.print(line, soft_wrap=True)
-        wanted = with_gpus(workers_of(job.spec, place), here.assignment)
-        return execute(job, wanted, folder, run_epoch, console, show_prints=show_prints, done=done)
+    with loaded_libraries() as forks:
+        unchecked = check_contents(job, file, overrides, base=base) if check else []
+        for note in [*remarks, *here.notes, *unchecked]:
+            console.print(f"note: {note}", soft_wrap=True)
+        folder = resumed or run_folder.new_run_folder(out, job.metadata.name, datetime.now(UTC))
+        with run_folder.locked(folder):
+            done = run_folder.rl_steps_kept(folder)  # before anything is changed there: it may refuse
+            run_epoch = run_folder.prepare_folder(folder, job, base)
+            place = RunLocation(
+                run=str(folder.root),
+                manifest_dir=str(base.resolve()),
+                python=sys.executable,
+                run_epoch=run_epoch,
+                cpus=len(os.sched_getaffinity(0)),
+                resume=str(folder.root) if resume is not None else None,
+            )
+            console.print(
+                f"{job.metadata.name}: seed {job.spec.recipe.seed}, everything goes to {folder.root}", soft_wrap=True
+            )
+            if line := assignment_line(here.assignment):
+                console.print(line, soft_wrap=True)
+            wanted = with_gpus(workers_of(job.spec, place), here.assignment)
+            return execute(job, wanted, folder, run_epoch, console, forks, show_prints=show_prints, done=done)
 
 
 def _is_done(folder: RunFolder, job: PolyRLJob) -> bool:
@@ -158,18 +161,26 @@ def execute(
     folder: RunFolder,
     run_epoch: int,
     console: Console,
+    forks: ForkServer | None = None,
     *,
     show_prints: bool = False,
     done: int = 0,
 ) -> int:
     """Runs the workers in a prepared folder to the end, writes and prints the summary. `done`: RL steps of the
-    checkpoint that it goes on from. Returns the exit code; raises UserError when the trainer says that the input is
-    wrong."""
-    return _conclude(asyncio.run(_run(job, wanted, folder, run_epoch, console, show_prints, done)), console)
+    checkpoint that it goes on from. `forks`: what makes processes that it takes. Returns the exit code; raises
+    UserError when the trainer says that the input is wrong."""
+    return _conclude(asyncio.run(_run(job, wanted, folder, run_epoch, console, forks, show_prints, done)), console)
 
 
 async def _run(
-    job: PolyRLJob, wanted: Workers, folder: RunFolder, run_epoch: int, console: Console, show_prints: bool, done: int
+    job: PolyRLJob,
+    wanted: Workers,
+    folder: RunFolder,
+    run_epoch: int,
+    console: Console,
+    forks: ForkServer | None,
+    show_prints: bool,
+    done: int,
 ) -> EndedRun:
     began = time.time()
     progress = Progress(job.metadata.name, job.spec, time.monotonic)
@@ -178,7 +189,7 @@ async def _run(
     view = ProgressView(progress, console)
     timeline = Timeline(folder.timeline, time.monotonic, view.event)
     client = LocalManager(folder.endpoints, folder.keys / "operator.key", run_epoch)
-    run = LocalRun(wanted, ProcessFleet(folder.logs), client, timeline, folder.keys)
+    run = LocalRun(wanted, ProcessFleet(folder.logs, forks), client, timeline, folder.keys)
     prints = PrintsTail(folder.prints) if show_prints else None
     showing = asyncio.create_task(_show(run, progress, view, MetricsTail(folder.metrics), prints))
     try:

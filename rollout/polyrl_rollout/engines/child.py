@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from polyrl import parent_death_signal
+from polyrl.forks import Forked, Streams, own_server
 from polyrl_rollout.engines.port import EngineFailed
 
 KILL_DEADLINE_S: Final = 10.0
 """A killed process is gone at once; only an uninterruptible one outlasts this, and nothing can be done about it."""
 REAP_S: Final = 2.0
 """From the end of a process's socket to its exit status, on a busy machine."""
+STDERR: Final = 2
 NEUTRAL_FOLDER: Final = "/"
 """Python puts the working folder on its module path; a stray `enum.py` of the user's must not reach the engine."""
 
@@ -32,7 +34,7 @@ def child_path(path: Path) -> str:
 class ChildProcess:
     """One running process."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | Forked) -> None:
         self._process = process
 
     @classmethod
@@ -41,6 +43,13 @@ class ChildProcess:
     ) -> ChildProcess:
         """Starts `command`, which does not outlive this process. Raises EngineFailed when it cannot be executed."""
         env = {**os.environ, **(environment or {}), parent_death_signal.PARENT_PID: str(os.getpid())}
+        forks = own_server()
+        if forks is not None and forks.takes(command, env):
+            forked = await forks.fork_soon(
+                command, env, Streams(STDERR, STDERR), folder=NEUTRAL_FOLDER, passed=pass_fds
+            )
+            if forked is not None:
+                return cls(forked)
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "polyrl_rollout.exec_with_parent_death_signal", "--", *command),
@@ -67,14 +76,14 @@ class ChildProcess:
         """Of one whose output has just ended: True when a signal ended it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REAP_S):
-                await self._process.wait()
+                await self._ended()
         return self.returncode is not None and self.returncode < 0
 
     async def end(self, grace_s: float) -> None:
         """Gives it `grace_s` to end by itself, then kills it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._process.wait()
+                await self._ended()
         await self.kill()
 
     async def kill(self) -> None:
@@ -83,4 +92,7 @@ class ChildProcess:
             self._process.kill()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_DEADLINE_S):
-                await self._process.wait()
+                await self._ended()
+
+    async def _ended(self) -> int:
+        return await (self._process.ended() if isinstance(self._process, Forked) else self._process.wait())

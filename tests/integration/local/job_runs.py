@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from polyrl.testing.started import Started
+
 DEADLINE_S = 500
 SMALL_DIGITS = "def score(sample):\n    return sum(one in '01234' for one in sample.response) / 6\n"
 """A reward that a model learns which was taught to copy."""
@@ -27,9 +29,14 @@ def environment() -> dict[str, str]:
 
 def polyrl(*words: object) -> subprocess.CompletedProcess[str]:
     """A whole run of `polyrl`."""
-    return subprocess.run(
-        command(*words), capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment()
-    )
+    pipe = subprocess.PIPE
+    with Started(command(*words), stdout=pipe, stderr=pipe, text=True, env=environment()) as run:
+        try:
+            out, err = run.communicate(timeout=DEADLINE_S)
+        except BaseException:
+            run.kill()
+            raise
+    return subprocess.CompletedProcess(run.args, run.returncode, out, err)
 
 
 def write_digits_job(folder: Path, job: str) -> Path:

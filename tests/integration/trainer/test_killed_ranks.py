@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from polyrl.errors import DiskRefused
+from polyrl.testing.started import words_of
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.backends import training_state
 from polyrl_trainer.backends.configs import EngineConfig
@@ -94,7 +95,7 @@ def test_a_full_disk_of_a_follower_fails_the_save_everywhere_and_the_group_lives
     with group(2) as ranks:
         backend = learner(ranks)
         take_step(backend, [draw_samples(0, 8)])
-        (follower,) = [one for one in psutil.Process().children() if "polyrl_trainer.backends.fsdp" in one.cmdline()]
+        (follower,) = [one for one in psutil.Process().children() if "polyrl_trainer.backends.fsdp" in words_of(one)]
         limits = resource.prlimit(follower.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(follower.pid, resource.RLIMIT_FSIZE, (1024, limits[1]))
         (tmp_path / "full").mkdir()

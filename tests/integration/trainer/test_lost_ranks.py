@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from polyrl.errors import GroupLost
+from polyrl.testing.started import words_of
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.backends.fsdp import rank_model, ranks, sharding, start
 from polyrl_trainer.backends.fsdp.heartbeat import LastHeard
@@ -240,5 +241,5 @@ def _meetings() -> int:
 
 
 def _follower() -> psutil.Process:
-    (found,) = [one for one in psutil.Process().children() if "polyrl_trainer.backends.fsdp" in one.cmdline()]
+    (found,) = [one for one in psutil.Process().children() if "polyrl_trainer.backends.fsdp" in words_of(one)]
     return found

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from polyrl.keys import TrainerKeys, read_keys
+from polyrl.testing.started import Started, words_of
 from polyrl.wire.sealing import LastingKeys
 from polyrl.worker import EXPLAINED_EXITS
 
@@ -36,13 +37,13 @@ def start_pod(folder: Path, pod: int, port: int, *more: str) -> subprocess.Popen
     # A pod's own name leads to its address; here all are one machine.
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with (folder / f"pod-{pod}.log").open("ab") as log:
-        return subprocess.Popen(argv, stderr=log, stdout=log, env=environment, start_new_session=True)
+        return Started(argv, stderr=log, stdout=log, env=environment, start_new_session=True)
 
 
 def ranks_of(pod: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Those that it started."""
     children = psutil.Process(pod.pid).children()
-    return [one for one in children if "polyrl_trainer.backends.fsdp" in one.cmdline()]
+    return [one for one in children if "polyrl_trainer.backends.fsdp" in words_of(one)]
 
 
 def end_pod(pod: subprocess.Popen[bytes]) -> None:

@@ -19,6 +19,7 @@ from typing import Final
 import torch
 
 from polyrl import parent_death_signal
+from polyrl.forks import Forked, Streams, own_server
 from polyrl_trainer.backends.fsdp.heartbeat import LINK
 from polyrl_trainer.backends.fsdp.ranks import RankPlace
 
@@ -26,6 +27,8 @@ DEVICE: Final = "POLYRL_RANK_DEVICE"
 """What kind of device a follower computes on: `cpu` or `cuda`."""
 SILENCE: Final = "POLYRL_RANK_SILENCE_SECONDS"
 """How long a rank may be silent before it counts as lost."""
+STDOUT: Final = 1
+STDERR: Final = 2
 LOST_EXIT: Final = 1
 """Exit code of a rank without the leader, or at odds with the others."""
 END_S: Final = 10.0
@@ -42,7 +45,7 @@ class Follower:
     """A process and its rank."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     link: socket.socket
     """For heartbeats; the other end is that process's alone."""
 
@@ -111,8 +114,18 @@ def _start(place: RankPlace, own: Mapping[str, str]) -> Follower:
     command = [sys.executable, "-m", "polyrl_trainer.backends.fsdp"]
     passed = (*place.meeting.inherited, theirs.fileno())
     with theirs:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=passed)
-    return Follower(place.rank, process, link=mine)
+        return Follower(place.rank, _process(command, environment, passed), link=mine)
+
+
+def _process(
+    command: Sequence[str], environment: Mapping[str, str], passed: Sequence[int]
+) -> subprocess.Popen[bytes] | Forked:
+    forks = own_server()
+    if forks is not None and forks.takes(command, environment):
+        forked = forks.fork(command, environment, Streams(STDOUT, STDERR), passed=passed)
+        if forked is not None:
+            return forked
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=passed)
 
 
 def end_of(one: Follower, ranks: int) -> str:

@@ -1,0 +1,156 @@
+"""The fork server, as seen by whoever starts processes."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from polyrl.forks import own
+from polyrl.forks.forked import Forked
+from polyrl.forks.request import ForkRequest, imports_alike, module_of
+from polyrl.parent_death_signal import PARENT_PID
+
+READY_S: Final = 120.0
+"""Longest wait for an answer: at first the server loads its libraries, ten times as long from a cold disk with all
+cores taken."""
+STDOUT: Final = 1
+STDERR: Final = 2
+ANSWER_BYTES: Final = 64
+"""A process id, as MessagePack."""
+
+PR_SET_CHILD_SUBREAPER: Final = 36
+"""prctl's option number, from <linux/prctl.h>."""
+
+_one_at_a_time = threading.Lock()
+"""Asking for orphans is a state of the whole process."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Open files for a process's output."""
+
+    out: int
+    err: int
+
+
+class ForkServer:
+    """One that this process may ask."""
+
+    def __init__(self, link: own.ServerLink, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._link, self._process = link, process
+
+    @classmethod
+    def start(cls, modules: Sequence[str], environment: Mapping[str, str]) -> ForkServer:
+        """Begins to load these modules in a process of its own. Must be closed; it ends with this process anyway."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        loaded_in = {**environment, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "polyrl.forks", str(theirs.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                # What cannot be loaded is told by the process that then is spawned.
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**loaded_in, PARENT_PID: str(os.getpid())},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        return cls(own.ServerLink(ours, loaded_in), process)
+
+    def takes(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Whether it can be forked: it runs a module, and its libraries would be loaded as the server's were."""
+        is_module = module_of(command) is not None
+        return not self._link.is_gone and is_module and imports_alike(environment, self._link.loaded_in)
+
+    def fork(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        streams: Streams,
+        *,
+        folder: str | None = None,
+        passed: Sequence[int] = (),
+        own_session: bool = False,
+        starts_others: bool = False,
+        umask: int | None = None,
+    ) -> Forked | None:
+        """Starts what `takes` accepts; `passed`: further open files, which keep their numbers. None when the server is
+        gone, silent for READY_S, or refused."""
+        module = module_of(command)
+        assert module is not None, "asked for by `takes`"
+        request = ForkRequest(
+            module=module,
+            arguments=tuple(command[3:]),
+            environment=dict(environment),
+            folder=folder or os.getcwd(),
+            parent=os.getpid(),
+            descriptors=(STDOUT, STDERR, *passed),
+            own_session=own_session,
+            starts_others=starts_others,
+            umask=umask,
+        )
+        pid = self._ask(request, [streams.out, streams.err, *passed])
+        return None if pid is None else Forked(pid, tuple(command))
+
+    async def fork_soon(self, command: Sequence[str], *args: object, **named: object) -> Forked | None:
+        """As `fork`, beside the event loop. Who stops waiting for it gets no process."""
+        asked = asyncio.ensure_future(asyncio.to_thread(self.fork, command, *args, **named))  # type: ignore[arg-type]
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(_end)
+            raise
+
+    def keep(self) -> None:
+        """Makes it the own server of this process."""
+        own.keep(self._link)
+
+    def close(self) -> None:
+        """What it forked goes on."""
+        self._link.is_gone = True
+        self._link.socket.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, request: ForkRequest, files: Sequence[int]) -> int | None:
+        with _one_at_a_time:
+            _ask_for_orphans(True)
+            try:
+                self._link.socket.settimeout(READY_S)
+                socket.send_fds(self._link.socket, [msgspec.msgpack.encode(request)], files)
+                answer = self._link.socket.recv(ANSWER_BYTES)
+                return msgspec.msgpack.decode(answer, type=int)
+            except (OSError, msgspec.DecodeError):  # an empty answer: its end
+                self._link.is_gone = True
+                return None
+            finally:
+                _ask_for_orphans(False)
+
+
+def _ask_for_orphans(wanted: bool) -> None:
+    """Whether orphans below this process become its children. No longer than for a fork: what user code leaves behind
+    is not ours to wait for."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+
+
+def _end(asked: asyncio.Future[Forked | None]) -> None:
+    if not asked.cancelled() and asked.exception() is None and (forked := asked.result()) is not None:
+        forked.kill()
+        forked.wait()
+
+
+def own_server() -> ForkServer | None:
+    """The one that this process has."""
+    link = own.kept()
+    return None if link is None else ForkServer(link)

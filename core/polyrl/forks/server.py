@@ -1,0 +1,144 @@
+"""The fork server's own side: waits for requests, and becomes what was asked for.
+
+It has one thread, or it does not serve: what is forked beside other threads holds their locks for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from setproctitle import setproctitle
+
+from polyrl import parent_death_signal
+from polyrl.forks import own
+from polyrl.forks.request import ForkRequest
+
+MAX_REQUEST_BYTES: Final = 1 << 20
+"""An environment and arguments; the kernel takes a fifth of that in one message."""
+MAX_DESCRIPTORS: Final = 64
+ADOPTION_S: Final = 10.0
+"""How long an orphan's new parent is waited for; the kernel needs microseconds."""
+POLL_S: Final = 0.0005
+"""Between two looks who the parent is: nothing tells."""
+DEAF_TO: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that a terminal or a person sends to a whole group: a server ends with its parent, and not before."""
+FIRST_FREE: Final = 3
+"""File descriptors below are the standard streams."""
+SERVING: Final = "polyrl: forks processes"
+"""How a server is called where processes are listed."""
+
+
+def run(link: socket.socket) -> None:
+    """Serves until whoever asks is gone; in each process that is forked, runs what was asked for instead."""
+    request = _serve(link)
+    while request is not None and request.starts_others:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        worker = os.getpid()
+        if os.fork():
+            theirs.close()
+            own.keep(own.ServerLink(ours, own.LOADED_IN))
+            break
+        # Its own fork server, made before it has threads.
+        ours.close()
+        _end_with(worker)
+        request = _serve(theirs)
+    if request is not None:
+        setproctitle(" ".join([sys.executable, "-m", request.module, *request.arguments]))
+        sys.argv = [request.module, *request.arguments]
+        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+
+
+def _serve(link: socket.socket) -> ForkRequest | None:
+    """None when nobody asks any more; what was asked for, in the process that is to do it."""
+    setproctitle(SERVING)
+    for number in DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    _keep_open(link.fileno())
+    while True:
+        try:
+            data, files, _, _ = socket.recv_fds(link, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
+        except OSError:
+            return None
+        if not data or threads() > 1:
+            return None
+        request = msgspec.msgpack.decode(data, type=ForkRequest)
+        between = os.fork()
+        if not between:
+            if os.fork():
+                os._exit(0)
+            _become(request, files, link)
+            return request
+        os.waitpid(between, 0)
+        for file in files:
+            os.close(file)
+
+
+def threads() -> int:
+    """How many this process has; libraries start some of their own."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def _become(request: ForkRequest, files: list[int], link: socket.socket) -> None:
+    """Makes of a fork what it would be if it had been spawned, then says so."""
+    until = time.monotonic() + ADOPTION_S
+    while os.getppid() != request.parent:
+        if time.monotonic() > until:
+            os._exit(1)
+        time.sleep(POLL_S)
+    _end_with(request.parent)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    if request.own_session:
+        os.setsid()
+    if request.umask is not None:
+        os.umask(request.umask)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in DEAF_TO[1:]:
+        signal.signal(number, signal.SIG_DFL)
+    _compute_by(request.environment)
+    with suppress(OSError):
+        link.send(msgspec.msgpack.encode(os.getpid()))
+    link.close()
+    _place(files, request.descriptors)
+
+
+def _end_with(parent: int) -> None:
+    os.environ[parent_death_signal.PARENT_PID] = str(parent)
+    parent_death_signal.hold()
+
+
+def _compute_by(environment: dict[str, str]) -> None:
+    """What a library reads of the environment when it is loaded and that may differ, or draws at random then."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+
+
+def _place(files: list[int], numbers: tuple[int, ...]) -> None:
+    """Each file under its number, and nothing else open but standard input."""
+    above = max([FIRST_FREE, *numbers, *files]) + 1
+    moved = []
+    for offset, file in enumerate(files):  # first out of the way: one's number may be another's file
+        os.dup2(file, above + offset)
+        moved.append(above + offset)
+    for file, number in zip(moved, numbers, strict=True):
+        os.dup2(file, number)
+    _keep_open(*numbers)
+
+
+def _keep_open(*kept: int) -> None:
+    """Closes all but these and the standard streams."""
+    for name in os.listdir("/proc/self/fd"):
+        if (number := int(name)) >= FIRST_FREE and number not in kept:
+            with suppress(OSError):
+                os.close(number)
