@@ -10,6 +10,10 @@ import signal
 import subprocess
 import threading
 from contextlib import suppress
+from typing import Final
+
+UNKNOWN: Final = 255
+"""Exit code of one that somebody else in this process has waited for, as asyncio has it."""
 
 
 class Forked:
@@ -31,9 +35,12 @@ class Forked:
         """Looks whether it has ended."""
         with self._reaping:
             if self._code is None:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if pid:
-                    self._code = os.waitstatus_to_exitcode(status)
+                try:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:
+                    self._code = UNKNOWN
+                else:
+                    self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:

@@ -157,6 +157,13 @@ def test_a_signal_that_ends_it_is_known(run: Run) -> None:
     forked.kill()  # gone: nothing happens
 
 
+def test_one_that_somebody_else_waited_for_has_ended_somehow(run: Run) -> None:
+    forked = run("sleeps")
+    psutil.Process(forked.pid).kill()
+    psutil.Process(forked.pid).wait(DEADLINE_S)
+    assert forked.wait(DEADLINE_S) == 255
+
+
 async def test_its_end_is_awaited_beside_others(run: Run) -> None:
     forked = run("sleeps")
     ended = asyncio.create_task(forked.ended())

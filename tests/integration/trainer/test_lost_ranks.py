@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from polyrl.errors import GroupLost
+from polyrl.forks import own
 from polyrl.testing.started import words_of
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.backends.fsdp import rank_model, ranks, sharding, start
@@ -31,6 +32,13 @@ WAIT_SECONDS = 120.0
 SILENT_S = 4.0
 BOUND_S = 40.0
 """From a loss to the group's end; seconds on idle cores."""
+
+
+@pytest.fixture(autouse=True)
+def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks, since torch counts the groups of a process that went on after one was lost while it met, as none of ours
+    does: then the next one's names differ. A rank that loads its libraries comes too late for that."""
+    monkeypatch.setattr(own, "_kept", [])
 
 
 @pytest.fixture
