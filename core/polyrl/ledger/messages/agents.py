@@ -118,7 +118,7 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
         return
     known = state.engines.get(name)
     ordered = order_under_way(known, hello)
-    returns = name in state.vanished and (known is None or known.silent)
+    returns = name in state.vanished if known is None else known.silent
     if returns and known is not None:
         transition.record(events.EngineReturned(name, now))
     transition.record(_greeting(state, _within_bounds(transition, hello), now))
