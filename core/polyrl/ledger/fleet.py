@@ -59,6 +59,8 @@ class Fleet:
         self._alone: list[tuple[float, str]] = []
         self._steps, self._measured = 0.0, 0
         self._kinds: Counter[tuple[int, int]] = Counter()
+        self._roomy_kinds: Counter[tuple[int, int]] = Counter()
+        self._roomy_own_kinds: Counter[tuple[int, int]] = Counter()
         self._idle: dict[str, None] = {}
         self._reserved: dict[str, None] = {}
         self._draining: dict[str, None] = {}
@@ -190,6 +192,11 @@ class Fleet:
         self.refresh()
         return self._kinds.keys()
 
+    def roomy_kinds(self, *, with_own: bool) -> Iterable[tuple[int, int]]:
+        """The same of those with a free slot, some twice; `with_own`: of the trainer's too."""
+        self.refresh()
+        return (*self._roomy_kinds, *self._roomy_own_kinds) if with_own else self._roomy_kinds.keys()
+
     def mean_step(self) -> float:
         """`Pace.step_s` of an engine without measurements: the mean of the others."""
         self.refresh()
@@ -238,9 +245,9 @@ class Fleet:
             self._steps += more * entry.step_s
             self._measured += more * (entry.step_s > 0)
             if entry.kind is not None:
-                self._kinds[entry.kind] += more
-                if not self._kinds[entry.kind]:
-                    del self._kinds[entry.kind]
+                _add(self._kinds, entry.kind, more)
+                if entry.roomy is not None:
+                    _add(self._roomy_own_kinds if entry.own else self._roomy_kinds, entry.kind, more)
 
 
 def _entry(engine: LeasedEngine, mean: float) -> _Entry:
@@ -273,6 +280,12 @@ def may_ever_serve(engines: Iterable[LeasedEngine], high: int, context: int, ref
 
 def _take(order: list[Any], place: Any) -> None:
     del order[bisect_left(order, place)]
+
+
+def _add(kinds: Counter[tuple[int, int]], kind: tuple[int, int], more: int) -> None:
+    kinds[kind] += more
+    if not kinds[kind]:
+        del kinds[kind]
 
 
 def _keep(names: dict[str, None], name: str, *, wanted: bool) -> None:
