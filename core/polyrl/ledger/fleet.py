@@ -26,6 +26,7 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from polyrl.ledger import events as f, speed
+from polyrl.ledger.rounds import Round
 from polyrl.ledger.state import LeasedEngine, LedgerState
 from polyrl.sample import Pool, sample_id
 
@@ -84,6 +85,8 @@ class Fleet:
         self.kept: dict[int, tuple[str, float]] = {}
         """By group that waits for KV room: the engine that is kept for it, and until when others may use that, see
         `keeping`."""
+        self.progress, self.questions = Round[int](), Round[str]()
+        """Looks at running samples without a token, and at verdicts that are awaited, see `leases`."""
         self.last_offer: object = None
         """What the queue was last looked through for, see `moves.end_unservable`."""
 
