@@ -106,7 +106,7 @@ def _send_text(transition: Transition, engine: LeasedEngine, number: int) -> Non
         transition.ignore("textAskedAgain")
         return
     transition.record(events.TextSent(number, transition.now))
-    transition.send(engine.name, assign_message(transition.state, number, kept=False))
+    transition.send(engine.name, assign_message(transition.state, number, kept=0))
 
 
 def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:

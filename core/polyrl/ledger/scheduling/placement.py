@@ -44,7 +44,7 @@ from polyrl.ledger.scheduling.cost import (
 )
 from polyrl.ledger.scheduling.keeping import Keeping
 from polyrl.ledger.scheduling.moves import move
-from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, SamplePhase, assign_message
+from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, SamplePhase, assign_message, kept_until
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Group, Pool, Purpose, sample_id
 
@@ -412,7 +412,7 @@ def assign(transition: Transition, name: str, engine: LeasedEngine, *, reading: 
     state = transition.state
     sample = state.samples[name]
     group = state.groups[sample.group].group
-    number, kept = state.next_assignment, sample.kept_by == engine.name
+    number, kept = state.next_assignment, kept_until(sample, engine.name)
     kv = len(group.prompt_ids) // 4 + sample.length + speed.expected_tokens(state, sample)
     transition.record(Assigned(number, name, engine=engine.name, kv=kv, at=transition.now, reading=reading))
     transition.send(engine.name, assign_message(state, number, kept=kept))
