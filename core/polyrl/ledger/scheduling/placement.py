@@ -189,7 +189,7 @@ def place(transition: Transition) -> Room:
         return room
     costs, wanted, placed = Costs(transition), steps_wanted(state), state.next_assignment
     sitting, tries = 0, _Tries(transition, room)
-    for number in tries.worth_a_look(_in_turn(state, silent), silent):
+    for number in tries.remaining(_in_turn(state, silent), silent):
         if not transition.fleet.roomy_engines:
             break
         entry = state.groups[number]
@@ -234,7 +234,7 @@ class _Tries:
     def __init__(self, transition: Transition, room: Room) -> None:
         self._transition, self._room, self._in_vain, self._whole = transition, room, 0, False
 
-    def worth_a_look(self, groups: Iterable[int], silent: Container[int]) -> Iterator[int]:
+    def remaining(self, groups: Iterable[int], silent: Container[int]) -> Iterator[int]:
         """Without those that are passed by; of `silent` engines' groups none is."""
         live = self._transition.state.groups
         for number in groups:

@@ -67,7 +67,15 @@ def test_at_the_knee_within_ten_steps_never_away(build: Any, fixed_s: float, wor
         assert all((one > 0) == (other > 0) for one, other in pairwise(changes)), ("it goes one way", knee, sizes)
 
 
-@pytest.mark.parametrize(("fixed_s", "work"), [(56.0, 60.0), (57.0, 240.0), (58.0, 240.0), (62.0, 120.0)])
+@pytest.mark.parametrize(
+    ("fixed_s", "work"),
+    [
+        pytest.param(56.0, 60.0, id="little work"),
+        pytest.param(57.0, 240.0, id="more work"),
+        pytest.param(58.0, 240.0, id="a longer tail"),
+        pytest.param(62.0, 120.0, id="a tail longer than training"),
+    ],
+)
 def test_rollouts_that_do_not_pay_leave_also_where_the_tail_takes_as_long_as_training(
     build: Any, fixed_s: float, work: float
 ) -> None:

@@ -6,13 +6,13 @@ from math import inf
 
 import pytest
 
-from polyrl.ledger import Effects, Ledger, rounds
-from polyrl.ledger.rounds import Round
+from polyrl.ledger import Effects, Ledger, fleet
+from polyrl.ledger.fleet import Round
 from polyrl.wire import Heartbeat, TrainerHeartbeat, TurnsAwaited
 from polyrl_rollout.testing.stage import Stage, sent
 
 
-class Patient(Stage):
+class Lasting(Stage):
     """A stage whose ledger keeps its looks from call to call, with one engine of many slots."""
 
     def __init__(self, count: int) -> None:
@@ -35,7 +35,7 @@ class Patient(Stage):
 
 
 def test_a_round_reads_everything_once_and_is_due_by_the_least_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "AT_ONCE", 2)
+    monkeypatch.setattr(fleet, "AT_ONCE", 2)
     one: Round[int] = Round()
     seen, due = [], 7.0
     while due == 7.0:
@@ -47,11 +47,11 @@ def test_a_round_reads_everything_once_and_is_due_by_the_least_of_it(monkeypatch
     assert one.some([9], now=8.0) == [9], "and then begins anew"
 
 
-@pytest.mark.parametrize(("count", "due"), [(1, inf), (3, 17.0)])
+@pytest.mark.parametrize(("count", "due"), [(1, inf), (3, 17.0)], ids=["in one tick", "in two"])
 def test_what_came_while_a_round_went_on_is_looked_at_in_time(
     count: int, due: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "AT_ONCE", 2)
+    monkeypatch.setattr(fleet, "AT_ONCE", 2)
     one: Round[int] = Round()
     for _ in range(1 + count // 2):
         some = one.some(range(count), now=7.0)
@@ -63,8 +63,8 @@ def test_a_stuck_engine_loses_all_that_it_runs_and_fails_once_however_much_it_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tick of 2,000 engines with 128,000 samples read all of them, and took a fifth of a second."""
-    monkeypatch.setattr(rounds, "AT_ONCE", 3)
-    stage = Patient(10)
+    monkeypatch.setattr(fleet, "AT_ONCE", 3)
+    stage = Lasting(10)
     stage.go_on(29.0)
     assert len(stage.placed()["a"]) == 10
     stage.go_on(32.0)
@@ -73,8 +73,8 @@ def test_a_stuck_engine_loses_all_that_it_runs_and_fails_once_however_much_it_is
 
 
 def test_every_late_verdict_is_asked_for_and_no_tick_reads_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "AT_ONCE", 3)
-    stage = Patient(10)
+    monkeypatch.setattr(fleet, "AT_ONCE", 3)
+    stage = Lasting(10)
     for number in tuple(stage.ledger.state.assignments):
         stage.tokens("a", number, [5, 2], "stop")
     asked = [message.turns for outcome in stage.go_on(12.0) for message in sent(outcome, TurnsAwaited)]

@@ -150,7 +150,7 @@ def test_a_fleet_with_room_does_not_wait_for_the_dead() -> None:
     assert sum(len(samples) for samples in stage.placed().values()) == 64
 
 
-@pytest.mark.parametrize("greets", [False, True])
+@pytest.mark.parametrize("greets", [False, True], ids=["a heartbeat", "a greeting"])
 def test_a_whole_fleet_that_fell_silent_is_back_however_many_it_is(
     greets: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
