@@ -16,9 +16,10 @@ during a step count for the time that they were there. The manager has integrate
 (`status.FinishedStep`); what steps asked for is in the job's status. So nothing hangs on this process: one that starts
 anew goes on with the steps that ended meanwhile, and counts none twice.
 Not measured: a trainer's first step, in which engines still started.
-Then: within the dead band nothing changes; up by the least of its window, down by the most; each bounded per step; none
-within the cooldown; always within minReplicas and maxReplicas. "Now" is the desired number, which counts rollouts that
-are still starting or that capacity withholds, so that a slow start is not answered with more of them.
+Then: within the dead band nothing grows, and only what does not pay shrinks; up by the least of its window, down by the
+most; each bounded per step; none within the cooldown; always within minReplicas and maxReplicas. "Now" is the desired
+number, which counts rollouts that are still starting or that capacity withholds, so that a slow start is not answered
+with more of them.
 """
 
 from __future__ import annotations
@@ -110,12 +111,13 @@ def new_steps(steps: Sequence[FinishedStep], last: int) -> Sequence[FinishedStep
 
 def _asked(spec: JobSpec, steps: Sequence[FinishedStep], num_on_demand: int, current: int) -> int:
     """The dead band is about keeping pace, and about the whole fleet: a rollout that was lost for half a step comes
-    back by itself. With objective Cost the cheapest fleet need not keep pace."""
+    back by itself. Who surely gains nothing leaves there as well: a tail that takes as long as training is within it
+    with any fleet. With objective Cost the cheapest fleet need not keep pace."""
     newest, model = steps[-1], _model(steps)
     rollout_s = model.seconds(max(newest.engines, current)) if is_measure(newest) else newest.rollout_seconds
     within = abs(_gap(newest, rollout_s)) <= spec.scaling.gap.tolerance_percent
     if within and spec.scaling.objective is not Objective.COST:
-        return current
+        return min(current, model.wanted(0.0, _rest(newest), _sure_gain(spec))) if is_measure(newest) else current
     return recommend(spec, steps, num_on_demand, current)
 
 
@@ -133,8 +135,7 @@ def recommend(spec: JobSpec, steps: Sequence[FinishedStep], num_on_demand: int, 
     rest_s = _rest(newest)
     enough = model.wanted(newest.train_seconds, rest_s)
     if enough < current and spec.scaling.objective is not Objective.COST:
-        least = LEAST_STEP_GAIN / (1 + STICKINESS * spec.scaling.gap.tolerance_percent / 100)
-        enough = max(enough, min(current, model.wanted(newest.train_seconds, rest_s, least)))
+        enough = max(enough, min(current, model.wanted(newest.train_seconds, rest_s, _sure_gain(spec))))
     match spec.scaling.objective:
         case Objective.THROUGHPUT:
             return enough
@@ -143,6 +144,11 @@ def recommend(spec: JobSpec, steps: Sequence[FinishedStep], num_on_demand: int, 
         case Objective.COST:
             choices = range(spec.rollout.min_replicas, clamp(spec, enough) + 1)
             return min(choices, key=lambda n: (_cost(spec, newest, model, n), n))
+
+
+def _sure_gain(spec: JobSpec) -> float:
+    """What is gained less by surely does not pay."""
+    return LEAST_STEP_GAIN / (1 + STICKINESS * spec.scaling.gap.tolerance_percent / 100)
 
 
 def _rest(step: FinishedStep) -> float:

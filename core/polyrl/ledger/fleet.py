@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import cycle, islice
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from polyrl.ledger import events as f, speed
 from polyrl.ledger.state import LeasedEngine, LedgerState
@@ -47,6 +47,38 @@ class _Entry(NamedTuple):
     """The trainer's."""
 
 
+T = TypeVar("T")
+
+AT_ONCE: Final = 2048
+"""Of what one look reads, in one tick: some 3 ms."""
+
+
+class Round(Generic[T]):
+    """One look at everything there is, a part of it in each tick, and the next one once that is over."""
+
+    def __init__(self) -> None:
+        self._left: Iterator[T] = iter(())
+        self._begun_at = self._least = inf
+        self._ticks = 0
+
+    def some(self, everything: Iterable[T], now: float) -> list[T]:
+        """The next few, some of which may be gone; at the beginning of a look the first of `everything`."""
+        if not self._ticks:
+            self._left, self._begun_at, self._least = iter(tuple(everything)), now, inf
+        self._ticks += 1
+        return list(islice(self._left, AT_ONCE))
+
+    def due_after(self, read: list[T], dues: Iterable[float], now: float, shortest_s: float) -> float:
+        """When there is something to look at again, once `read` is: at once if that is not all, else at the least of
+        the look's `dues`; what came meanwhile is due `shortest_s` after its beginning at the earliest."""
+        self._least = min(self._least, min(dues, default=inf))
+        if len(read) == AT_ONCE:
+            return now
+        came_meanwhile = self._begun_at + shortest_s if self._ticks > 1 else inf
+        self._ticks = 0
+        return min(self._least, came_meanwhile)
+
+
 class Fleet:
     """One state's engines."""
 
@@ -59,6 +91,8 @@ class Fleet:
         self._alone: list[tuple[float, str]] = []
         self._steps, self._measured = 0.0, 0
         self._kinds: Counter[tuple[int, int]] = Counter()
+        self._roomy_kinds: Counter[tuple[int, int]] = Counter()
+        self._roomy_own_kinds: Counter[tuple[int, int]] = Counter()
         self._idle: dict[str, None] = {}
         self._reserved: dict[str, None] = {}
         self._draining: dict[str, None] = {}
@@ -82,6 +116,8 @@ class Fleet:
         self.kept: dict[int, tuple[str, float]] = {}
         """By group that waits for KV room: the engine that is kept for it, and until when others may use that, see
         `keeping`."""
+        self.progress, self.questions = Round[int](), Round[str]()
+        """Looks at running samples without a token, and at verdicts that are awaited, see `leases`."""
         self.last_offer: object = None
         """What the queue was last looked through for, see `moves.end_unservable`."""
 
@@ -190,6 +226,11 @@ class Fleet:
         self.refresh()
         return self._kinds.keys()
 
+    def roomy_kinds(self, *, with_own: bool) -> Iterable[tuple[int, int]]:
+        """The same of those with a free slot, some twice; `with_own`: of the trainer's too."""
+        self.refresh()
+        return (*self._roomy_kinds, *self._roomy_own_kinds) if with_own else self._roomy_kinds.keys()
+
     def mean_step(self) -> float:
         """`Pace.step_s` of an engine without measurements: the mean of the others."""
         self.refresh()
@@ -238,9 +279,9 @@ class Fleet:
             self._steps += more * entry.step_s
             self._measured += more * (entry.step_s > 0)
             if entry.kind is not None:
-                self._kinds[entry.kind] += more
-                if not self._kinds[entry.kind]:
-                    del self._kinds[entry.kind]
+                _add(self._kinds, entry.kind, more)
+                if entry.roomy is not None:
+                    _add(self._roomy_own_kinds if entry.own else self._roomy_kinds, entry.kind, more)
 
 
 def _entry(engine: LeasedEngine, mean: float) -> _Entry:
@@ -273,6 +314,12 @@ def may_ever_serve(engines: Iterable[LeasedEngine], high: int, context: int, ref
 
 def _take(order: list[Any], place: Any) -> None:
     del order[bisect_left(order, place)]
+
+
+def _add(kinds: Counter[tuple[int, int]], kind: tuple[int, int], more: int) -> None:
+    kinds[kind] += more
+    if not kinds[kind]:
+        del kinds[kind]
 
 
 def _keep(names: dict[str, None], name: str, *, wanted: bool) -> None:

@@ -102,7 +102,7 @@ class SampleState(msgspec.Struct, array_like=True):
     length_class: int = -1
     """Of its turn, see `lengths`; -1: it has no token."""
     kept_by: str = ""
-    """The engine that ended its last turn, and has the text up to there; empty once it is assigned again."""
+    """The engine that ended its last turn; empty once it is assigned again. Who has which text, `kept_until` says."""
     trainer_has: int = 0
     """Response tokens that the trainer's process holds: to the end of what it wrote itself, by its last Extend."""
     rejected_by: list[str] = msgspec.field(default_factory=list)
@@ -439,14 +439,24 @@ def response_part(name: str, sample: SampleState, start: int) -> Response:
     )
 
 
-def assign_message(state: LedgerState, number: int, *, kept: bool) -> Assign:
-    """What an engine needs for a live assignment; `kept`: it has the text of the sample's last turn."""
+def kept_until(sample: SampleState, engine: str) -> int:
+    """Response position up to which an engine has the text: to the end of the last turn that ended there, however many
+    others have had the sample since; 0 where what it generated last was no turn's end. One that forgot it says so."""
+    after = None
+    for span in reversed(sample.spans):
+        if span.engine == engine:
+            return span.end if after is not None and after.version == ENVIRONMENT_VERSION else 0
+        after = span
+    return 0
+
+
+def assign_message(state: LedgerState, number: int, *, kept: int) -> Assign:
+    """What an engine needs for a live assignment; `kept`: see `kept_until`, 0: it has nothing."""
     assignment = state.assignments[number]
     sample = state.samples[assignment.sample]
     group = state.groups[sample.group].group
-    generated_until = next((span.end for span in reversed(sample.spans) if span.engine), 0)
     text = group.prompt_ids + sample.ids
-    begin = len(group.prompt_ids) + 4 * generated_until if kept else 0
+    begin = len(group.prompt_ids) + 4 * kept if kept else 0
     return Assign(
         assignment=number,
         sample=assignment.sample,

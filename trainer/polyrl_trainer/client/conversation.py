@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 from polyrl import wire
 from polyrl.errors import DeadlineExceeded, ProtocolError, RunFailed
@@ -134,7 +134,8 @@ def _check_frame(message: FromTrainer, what: str) -> None:
 
 
 class EventStream(Generic[T]):
-    """A queue that ends, in order or with an error. The manager's own bounds (open samples) bound it."""
+    """A queue that ends, in order or with an error; whoever iterates may be cancelled, and go on. The manager's own
+    bounds (open samples) bound it."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[T | object] = asyncio.Queue()
@@ -177,12 +178,18 @@ class EventStream(Generic[T]):
             self._ended, self._failure = True, failure
             self._queue.put_nowait(_END)
 
-    async def __aiter__(self) -> AsyncIterator[T]:
-        while (item := await self._queue.get()) is not _END:
-            yield item  # type: ignore[misc]
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        # No generator: one whose reader was cancelled has ended, as if nothing more would come.
+        item = await self._queue.get()
+        if item is not _END:
+            return item  # type: ignore[return-value]
         self._queue.put_nowait(_END)
         if self._failure is not None:
             raise self._failure
+        raise StopAsyncIteration
 
 
 @dataclass

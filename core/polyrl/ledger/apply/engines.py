@@ -23,8 +23,9 @@ CONTENTS_MEMORY: Final = 256
 REPLACED_MEMORY: Final = 64
 """Replaced trainers remembered: each restart of a trainer makes one."""
 
-VANISHED_MEMORY: Final = 1024
-"""Engines remembered that went silent: more than a fleet has at once."""
+VANISHED_MEMORY: Final = 8192
+"""Engines remembered that went silent: two fleets of the largest kind. One that is forgotten counts as one that went
+silent for the first time."""
 
 FLAP_MEMORY_S: Final = 600.0
 """An engine that stays for this long begins anew: ten of its longest pauses."""

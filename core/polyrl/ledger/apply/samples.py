@@ -159,8 +159,14 @@ def apply_step_ended(state: LedgerState, event: events.StepEnded) -> None:
 
 
 def apply_drops_known(state: LedgerState, event: events.DropsKnown) -> None:
+    left = set(event.groups)
     for step in state.steps.values():
-        step.notices = [notice for notice in step.notices if notice.group not in event.groups]
+        place = 0
+        while left and place < len(step.notices):
+            if step.notices[place].group in left:
+                left.discard(step.notices.pop(place).group)
+            else:
+                place += 1
 
 
 def apply_assigned(state: LedgerState, event: events.Assigned) -> None:

@@ -106,7 +106,7 @@ def _send_text(transition: Transition, engine: LeasedEngine, number: int) -> Non
         transition.ignore("textAskedAgain")
         return
     transition.record(events.TextSent(number, transition.now))
-    transition.send(engine.name, assign_message(transition.state, number, kept=False))
+    transition.send(engine.name, assign_message(transition.state, number, kept=0))
 
 
 def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
@@ -118,7 +118,7 @@ def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
         return
     known = state.engines.get(name)
     ordered = order_under_way(known, hello)
-    returns = name in state.vanished and (known is None or known.silent)
+    returns = name in state.vanished if known is None else known.silent
     if returns and known is not None:
         transition.record(events.EngineReturned(name, now))
     transition.record(_greeting(state, _within_bounds(transition, hello), now))

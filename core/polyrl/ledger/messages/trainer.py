@@ -15,6 +15,7 @@ What the newcomer can still use of what is held, it says itself, by Submit and R
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any, Final, TypeAlias
@@ -339,8 +340,12 @@ def _withdraw(transition: Transition, message: wire.Withdraw) -> None:
 
 
 def _take_notices(transition: Transition, message: wire.NoticesTaken) -> None:
-    open_ones = {notice.group for step in transition.state.steps.values() for notice in step.notices}
-    taken = [group for group in message.groups if group in open_ones]
+    wanted, taken = set(message.groups), list[int]()
+    for notice in itertools.chain.from_iterable(step.notices for step in transition.state.steps.values()):
+        if len(taken) == len(wanted):
+            break  # they mostly come in the order in which they were said
+        if notice.group in wanted:
+            taken.append(notice.group)
     if taken:
         transition.record(events.DropsKnown(taken))
 

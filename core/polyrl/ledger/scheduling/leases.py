@@ -24,7 +24,7 @@ from polyrl.sample import DiscardReason, Pool
 from polyrl.wire import Announce, Fenced, StartDrain, TurnsAwaited
 
 TICK_RESOLUTION_S: Final = 0.1
-"""Deadlines that fall closer together are looked at together; a tick reads every live sample."""
+"""Deadlines that fall closer together are looked at together."""
 
 LONGEST_DRAIN_S: Final = 86_400.0
 """No notice is longer."""
@@ -132,13 +132,16 @@ def _find_stalled(transition: Transition) -> float:
     state, now, deadline_s = transition.state, transition.now, transition.config.progress_deadline_s
     if now < state.stall_due:
         return state.stall_due
-    stalled = [(number, a.engine) for number, a in state.assignments.items() if _progress_deadline(state, a) <= now]
-    for name in {engine: None for _, engine in stalled}:
+    numbers = transition.fleet.progress.some(state.assignments, now)
+    running = [state.assignments[number] for number in numbers if number in state.assignments]
+    dues = [(_progress_deadline(state, assignment), assignment.engine) for assignment in running]
+    for name in dict.fromkeys(engine for due, engine in dues if due <= now):
         if state.engines[name].token_at <= now - deadline_s:
             quarantine(transition, name, MoveCause.STALLED, first_pause_s=deadline_s)
-    for number, _ in stalled:
-        move(transition, number, MoveCause.STALLED)
-    return min((_progress_deadline(state, assignment) for assignment in state.assignments.values()), default=inf)
+        for number in tuple(state.engines[name].running):  # all at once, so that it fails once
+            if _progress_deadline(state, state.assignments[number]) <= now:
+                move(transition, number, MoveCause.STALLED)
+    return transition.fleet.progress.due_after(numbers, (due for due, _ in dues if due > now), now, deadline_s)
 
 
 def _progress_deadline(state: LedgerState, assignment: Assignment) -> float:
@@ -167,11 +170,11 @@ def _ask_again(transition: Transition) -> float:
     if now < state.ask_due or not isfinite(state.trainer_at):  # its greeting asks for everything that is open
         return state.ask_due
     listens = now - state.trainer_at <= config.lease_s
-    again: list[tuple[str, int]] = []
-    for name in tuple(state.awaiting_verdict):
-        sample = state.samples.get(name)
+    names, again = transition.fleet.questions.some(state.awaiting_verdict, now), list[tuple[str, int]]()
+    for name in names:
+        sample = state.samples[name] if name in state.awaiting_verdict else None
         if sample is None or sample.ask_due > now:
-            continue  # a sibling took it along, or it is not its time
+            continue  # it has its verdict, a sibling took it along, or it is not its time
         waited = now - max(sample.since, state.trainer_since)
         if listens and waited >= config.verdict_deadline_s:
             text = f"the trainer gave no verdict on turn {sample.turn} within {waited:.0f} s, asked {sample.asks} times"
@@ -182,7 +185,8 @@ def _ask_again(transition: Transition) -> float:
         again.append((name, sample.turn))
     if again:
         transition.answer(TurnsAwaited(tuple(again)))
-    return min((state.samples[name].ask_due for name in state.awaiting_verdict), default=inf)
+    dues = (state.samples[name].ask_due for name in names if name in state.awaiting_verdict)
+    return transition.fleet.questions.due_after(names, dues, now, shortest_s=config.turn_resend_s)
 
 
 def _lease_ends(engine: LeasedEngine, config: LedgerConfig, now: float) -> float:

@@ -198,7 +198,7 @@ def suspect_refusals(transition: Transition, name: str) -> None:
 def half_open(transition: Transition, name: str) -> None:
     """An engine that had gone silent is back: one sample until it gives tokens, and from the second time on a pause
     that doubles, so one that flaps costs ever fewer moves."""
-    times, _ = transition.state.vanished[name]
+    times, _ = transition.state.vanished.get(name, (1, transition.now))  # of a huge fleet not all are remembered
     pause_s = transition.config.suspect_s * 2.0 ** min(times - 2, 16) if times > 1 else 0.0
     _pause(transition, name, QuarantineCause.RETURNED, pause_s)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from math import inf
 from typing import Final
 
@@ -44,7 +44,7 @@ from polyrl.ledger.scheduling.cost import (
 )
 from polyrl.ledger.scheduling.keeping import Keeping
 from polyrl.ledger.scheduling.moves import move
-from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, SamplePhase, assign_message
+from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, SamplePhase, assign_message, kept_until
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Group, Pool, Purpose, sample_id
 
@@ -80,6 +80,7 @@ WHOLE_PASS_S: Final = 0.25
 before it could use."""
 
 TRIED_GROUPS: Final = 256
+"""Beside those that no engine with a free slot could take whatever its room."""
 
 ASKED: Final = 128
 """Engines with a free slot that one look asks whether they take a sample, a tenth of a millisecond: half of them the
@@ -100,6 +101,8 @@ class Room:
         """Engines with a slot that did not fit when they were asked last."""
         self._in_vain: list[PlacementRequest] = []
         """Samples that found no room, none of them needing more than one before it."""
+        self._holds: dict[tuple[int, int, int], bool] = {}
+        """By versions and tokens of a prompt, see `holds`."""
 
     def candidates(self, request: PlacementRequest, known: Iterable[str], costs: Costs) -> Iterator[LeasedEngine]:
         """Engines worth asking: those that have read something of it (`known`), one that was idle for long, and of all
@@ -118,6 +121,15 @@ class Room:
         asked = self._fitting(self._transition.fleet.asked(ASKED, with_own=own), request)
         able = (one for one in asked if one.name not in found and self._takes(one, request))
         yield from itertools.islice((one for one in able if self._leaves(one, request, costs)), CANDIDATES)
+
+    def holds(self, group: Group) -> bool:
+        """Whether an engine with a free slot serves its versions, and has the context for its prompt."""
+        low, high, prompt = about = (group.min_version, group.max_version, len(group.prompt_ids) // 4)
+        if about not in self._holds:
+            own = self._transition.state.window_open or not others_can(self._transition, low, high)
+            kinds = self._transition.fleet.roomy_kinds(with_own=own)
+            self._holds[about] = any(low <= version <= high and prompt < context for version, context in kinds)
+        return self._holds[about]
 
     def keep(self, request: PlacementRequest, costs: Costs) -> None:
         """`request` found no room: an engine is kept for its group, where there is one."""
@@ -177,7 +189,7 @@ def place(transition: Transition) -> Room:
         return room
     costs, wanted, placed = Costs(transition), steps_wanted(state), state.next_assignment
     sitting, tries = 0, _Tries(transition, room)
-    for number in _in_turn(state, silent):
+    for number in tries.remaining(_in_turn(state, silent), silent):
         if not transition.fleet.roomy_engines:
             break
         entry = state.groups[number]
@@ -214,10 +226,20 @@ def _in_turn(state: LedgerState, silent: dict[int, list[int]]) -> Iterator[int]:
 
 
 class _Tries:
-    """Bounds the groups that are looked at in vain: all of a long queue that fits nowhere would be, at every event."""
+    """Bounds the groups that are looked at in vain: all of a long queue that fits nowhere would be, at every event.
+
+    Groups that no engine with a free slot serves, or none with the context for them, are passed by for a fraction of
+    that, and do not count in a look at the whole queue: however many they are, what waits behind them is reached."""
 
     def __init__(self, transition: Transition, room: Room) -> None:
         self._transition, self._room, self._in_vain, self._whole = transition, room, 0, False
+
+    def remaining(self, groups: Iterable[int], silent: Container[int]) -> Iterator[int]:
+        """Without those that are passed by; of `silent` engines' groups none is."""
+        live = self._transition.state.groups
+        for number in groups:
+            if not self._whole or number in silent or self._room.holds(live[number].group):
+                yield number
 
     def count(self, placed: bool) -> None:
         """One group was looked at."""
@@ -390,7 +412,7 @@ def assign(transition: Transition, name: str, engine: LeasedEngine, *, reading: 
     state = transition.state
     sample = state.samples[name]
     group = state.groups[sample.group].group
-    number, kept = state.next_assignment, sample.kept_by == engine.name
+    number, kept = state.next_assignment, kept_until(sample, engine.name)
     kv = len(group.prompt_ids) // 4 + sample.length + speed.expected_tokens(state, sample)
     transition.record(Assigned(number, name, engine=engine.name, kv=kv, at=transition.now, reading=reading))
     transition.send(engine.name, assign_message(state, number, kept=kept))

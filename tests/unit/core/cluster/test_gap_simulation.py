@@ -67,6 +67,28 @@ def test_at_the_knee_within_ten_steps_never_away(build: Any, fixed_s: float, wor
         assert all((one > 0) == (other > 0) for one, other in pairwise(changes)), ("it goes one way", knee, sizes)
 
 
+@pytest.mark.parametrize(
+    ("fixed_s", "work"),
+    [
+        pytest.param(56.0, 60.0, id="little work"),
+        pytest.param(57.0, 240.0, id="more work"),
+        pytest.param(58.0, 240.0, id="a longer tail"),
+        pytest.param(62.0, 120.0, id="a tail longer than training"),
+    ],
+)
+def test_rollouts_that_do_not_pay_leave_also_where_the_tail_takes_as_long_as_training(
+    build: Any, fixed_s: float, work: float
+) -> None:
+    """With 60 s of training and 57 s of tail any fleet is within the dead band: 40 rollouts stayed, where 16 do."""
+    shape = StepModel(fixed_s, work)
+    knee = shape.wanted(TRAIN_S, REST_S)
+    spec = build.job({"minReplicas": 1, "maxReplicas": 64}, scaling={"gap": {"maxScaleDownPerStep": 8}}).spec
+    for seed in range(4):
+        settled = run(build, spec, shape, start=40, seed=seed)[15:]
+        assert max(settled) <= 1.7 * knee + 1, (knee, settled)
+        assert all(new <= old for old, new in pairwise(settled)), "it goes one way"
+
+
 def test_a_fleet_that_is_too_large_shrinks_by_the_limit_each_step(build: Any) -> None:
     spec = build.job({"minReplicas": 1, "maxReplicas": 64}, scaling={"gap": {"maxScaleDownPerStep": 2}}).spec
     window: tuple[int, ...] = ()

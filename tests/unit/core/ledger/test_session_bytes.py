@@ -6,6 +6,7 @@ each of its two. So a session of tools stays below GOAL_BYTES however long it is
 
 from __future__ import annotations
 
+from random import Random
 from typing import Final
 
 import pytest
@@ -15,6 +16,7 @@ from polyrl.ledger import Effects
 from polyrl.sample import Finish, Pool, sample_id
 from polyrl_rollout.agent.protocol import AgentProtocol, Stream
 from polyrl_rollout.engines.port import TokenChunk
+from polyrl_rollout.testing.flow import Flow, Speed
 from polyrl_rollout.testing.stage import Stage
 
 GOAL_BYTES: Final = 16
@@ -158,3 +160,27 @@ def test_a_greeting_costs_a_name_and_not_a_text() -> None:
         session.greet_trainer()
     assert session.bytes["TurnDone"] == before["TurnDone"]
     assert session.bytes["TurnsAwaited"] < 10 * N * 16
+
+
+class Competing(Flow):
+    """More sessions than slots, on engines of differing speed: turns go wherever there is room."""
+
+    def __init__(self, turns: int) -> None:
+        self.assigned = 0
+        engines = {name: Speed(0.01 * (1 + place), max_running=2) for place, name in enumerate("abcd")}
+        verdicts = Random(1)
+        super().__init__(
+            engines, lambda sample, turn: 40, turns=turns, environment=40, verdict_s=lambda s, t: verdicts.uniform(0, 1)
+        )
+        self.submit(4, n=4, max_new_tokens=40 * turns)
+        self.run()
+
+    def _keep(self, outcome: Effects) -> Effects:
+        self.assigned += sum(len(wire.encode(one)) for _, one in outcome.to_agents if isinstance(one, wire.Assign))
+        return super()._keep(outcome)
+
+
+def test_an_engine_gets_a_text_once_however_often_a_session_comes_back() -> None:
+    """Only the engine of the last turn was counted on to have it: 34 bytes per token at 100 turns, and growing."""
+    few, many = (Competing(turns).assigned / turns for turns in (12, 36))
+    assert many < 1.25 * few

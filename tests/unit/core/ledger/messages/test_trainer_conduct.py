@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from polyrl.ledger import LedgerConfig
@@ -139,6 +140,33 @@ def test_a_replacement_for_the_awaited_step_goes_before_what_is_ahead() -> None:
     stage.submit(1, step=1)
     outcome = stage.engine("a", max_running=3)
     assert {assign.sample for assign in sent(outcome, Assign)} == {"0.0", "1.0", "5.0"}
+
+
+class _Counted(list[GroupDropped]):
+    """How many of it were read."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[GroupDropped]:
+        for one in super().__iter__():
+            _Counted.read += 1
+            yield one
+
+
+def test_of_thousands_of_notices_each_is_taken_without_reading_the_others() -> None:
+    """Of 16,384 groups that became stale at once the manager worked for 12 s to hear that each was known."""
+    stage = Stage()
+    stage.takes_notices = False
+    stage.submit(count=100)
+    for group in range(100):
+        stage.reject(f"{group}.0")
+    (step,) = stage.ledger.state.steps.values()
+    _Counted.read = 0
+    for group in (*range(50), 99, *range(50, 99)):
+        step.notices = step.notices if isinstance(step.notices, _Counted) else _Counted(step.notices)
+        stage.trainer(NoticesTaken((group, group)))
+    assert step.notices == []
+    assert _Counted.read < 400
 
 
 def test_a_notice_is_repeated_until_it_is_taken_also_when_a_later_step_is_open() -> None:

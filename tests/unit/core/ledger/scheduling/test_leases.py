@@ -7,6 +7,7 @@ from math import inf
 
 import pytest
 
+from polyrl.ledger.apply import engines
 from polyrl.ledger.events import VerdictRequested
 from polyrl.ledger.scheduling import leases
 from polyrl.sample import DiscardReason
@@ -147,6 +148,35 @@ def test_a_fleet_with_room_does_not_wait_for_the_dead() -> None:
         stage.pass_time(0.0)
     assert not stage.placed()["a"]
     assert sum(len(samples) for samples in stage.placed().values()) == 64
+
+
+@pytest.mark.parametrize("greets", [False, True], ids=["a heartbeat", "a greeting"])
+def test_a_whole_fleet_that_fell_silent_is_back_however_many_it_is(
+    greets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "VANISHED_MEMORY", 2)
+    stage = Stage()
+    for name in "abc":
+        stage.engine(name)
+    stage.pass_time(4.0)
+    for name in "abc":
+        if greets:
+            stage.engine(name)
+        stage.agent(name, Heartbeat(0, 0, kv_free_tokens=100))
+    assert [one.silent for one in stage.ledger.state.engines.values()] == [False] * 3
+    stage.submit(count=3)
+    assert all(stage.placed().values())
+
+
+def test_an_engine_of_a_fleet_too_large_to_be_remembered_is_back_with_its_greeting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engines, "VANISHED_MEMORY", 0)
+    stage = Stage()
+    stage.engine("a")
+    stage.pass_time(4.0)
+    stage.engine("a", version=-1)
+    assert not stage.ledger.state.engines["a"].silent
 
 
 def test_bye_is_no_loss() -> None:

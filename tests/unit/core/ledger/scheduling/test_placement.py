@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -408,6 +409,28 @@ def wait(stage: Stage, times: int) -> None:
     for _ in range(times):
         stage.now += placement.ASK_AGAIN_S
         stage.ledger.tick(stage.now)
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        {"purpose": Purpose.EVAL, "min_version": 1, "max_version": 1},
+        {"prompt_ids": pack_ids([9] * 5000)},
+    ],
+    ids=["of a version that nobody serves yet", "too long for who has room"],
+)
+def test_what_fits_nowhere_holds_nobody_up_however_much_it_is(ahead: dict[str, Any]) -> None:
+    """An evaluation of 1,319 prompts with the next weights idled a whole fleet until it had loaded them."""
+    stage = Stage()
+    stage.engine("long", max_running=1, max_context=10_000)
+    stage.submit(prompt_ids=pack_ids([9] * 5000))
+    for name in "abcd":
+        stage.engine(name)
+    stage.publish(1)
+    stage.submit(count=600, **ahead)
+    stage.submit(count=32, step=1, min_version=0, max_version=1)
+    stage.pass_time_heard(2)
+    assert [len(stage.placed()[name]) for name in "abcd"] == [8, 8, 8, 8]
 
 
 @pytest.mark.parametrize("count", [10, 2 * placement.ASKED], ids=["among a few", "among many"])
