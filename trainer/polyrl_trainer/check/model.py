@@ -1,5 +1,6 @@
 """The model's config, by transformers and without a tensor: a misspelt field, an architecture that nobody knows,
-adapters for layers that the model does not have, more GPUs than its heads can be spread over."""
+adapters for layers that the model does not have, more GPUs than its heads can be spread over, a longer context than its
+table of positions."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from polyrl.manifest.recipe import RecipeSpec
 from polyrl.memory.heads import wrong_spreads
 from polyrl.wire.checks import CheckBegan, CheckFault, CheckMessage, CheckSkipped
 from polyrl_trainer.backends.configs import SpecialTokens
-from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here
+from polyrl_trainer.backends.models.positions import context_fault
+from polyrl_trainer.check.rows import CONTEXT, RECIPE, tokenizer_is_here
 from polyrl_trainer.data.hub import cached_folder
 from polyrl_trainer.preparation import tokenizer_of
 
@@ -35,6 +37,8 @@ def check_model(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
         yield from faults
         if config is not None and not faults:
             yield from _wrong_spreads(spec, config.get_text_config())
+            if fault := context_fault(config.to_dict(), spec.rollout.engine.max_context):
+                yield CheckFault(CONTEXT, fault)
         if config is not None and recipe.model.lora is not None and not faults:
             from polyrl_trainer.backends.models.lora import check_targets
 

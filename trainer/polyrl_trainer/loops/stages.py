@@ -33,6 +33,7 @@ from polyrl_trainer.backends.configs import (
 )
 from polyrl_trainer.backends.device_load import device_use
 from polyrl_trainer.backends.learners import Learner, Learners
+from polyrl_trainer.backends.models.positions import context_fault
 from polyrl_trainer.backends.policy import ReferenceScores, device_name
 from polyrl_trainer.backends.single_process import SingleProcess
 from polyrl_trainer.checkpoints import CRITIC, MODEL
@@ -64,6 +65,8 @@ class Stages:
     prepared: Prepared
     session: Session
     engine: EngineConfig
+    max_context: int
+    """Of a row, or of a prompt and its response, in tokens."""
     learners: Learners = field(default_factory=SingleProcess)
     resumed_from: Path | None = None
     own: OwnAlgorithm = NOTHING_OWN
@@ -243,8 +246,10 @@ class Stages:
         head = "value" if self.recipe.mode is Mode.REWARD_MODEL else head
         model = replace(self._model(source), head=head)
         backend = self.learners.learner(model, self.engine, schedule)
-        vocabulary = int(json.loads(backend.serving_files()["config.json"])["vocab_size"])
-        check_vocabulary(self.prepared.tokenizer, vocabulary)
+        config = json.loads(backend.serving_files()["config.json"])
+        check_vocabulary(self.prepared.tokenizer, int(config["vocab_size"]))
+        if fault := context_fault(config, self.max_context):
+            raise InvalidData(f"rollout.engine.maxContext: {fault}")
         if self.resumed_from is not None and self.session.state.step > 0:
             backend.load(self.resumed_from / MODEL)
             self.resumed_from = None
