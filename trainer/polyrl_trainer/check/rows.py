@@ -13,7 +13,6 @@ from polyrl.manifest.data import DatasetSpec, evaluated_rows
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode, RecipeSpec
 from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped, CheckUnmade
-from polyrl_trainer.backends.models.positions import context_fault
 from polyrl_trainer.check.unknown_tokenizer import UnknownTokenizer
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.columns import answered_rows, prompt_rows
@@ -21,7 +20,7 @@ from polyrl_trainer.data.hub import cached_folder, cached_path
 from polyrl_trainer.data.preferences import prepare_pairs, prepare_scored_pairs
 from polyrl_trainer.data.rows import DataRow, rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.preparation import tokenizer_of
+from polyrl_trainer.preparation import context_fault, tokenizer_of
 
 RECIPE: Final[CheckedField] = ("spec", "recipe")
 CONTEXT: Final[CheckedField] = ("spec", "rollout", "engine", "maxContext")

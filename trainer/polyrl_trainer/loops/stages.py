@@ -33,7 +33,6 @@ from polyrl_trainer.backends.configs import (
 )
 from polyrl_trainer.backends.device_load import device_use
 from polyrl_trainer.backends.learners import Learner, Learners
-from polyrl_trainer.backends.models.positions import context_fault
 from polyrl_trainer.backends.policy import ReferenceScores, device_name
 from polyrl_trainer.backends.single_process import SingleProcess
 from polyrl_trainer.checkpoints import CRITIC, MODEL
@@ -47,7 +46,7 @@ from polyrl_trainer.loops.rl_loop import RlParts, RolloutSide, run_rl_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
 from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
 from polyrl_trainer.losses.policy_gradient import pulls_elsewhere
-from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source
+from polyrl_trainer.preparation import Prepared, check_vocabulary, context_fault, model_source
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
 

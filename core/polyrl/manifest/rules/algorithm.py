@@ -23,9 +23,7 @@ from polyrl.manifest.spec import JobSpec
 _ADVANTAGE: Final = (
     "(has(self.recipe.algorithm.advantage) ? self.recipe.algorithm.advantage : self.recipe.algorithm.name)"
 )
-
 _LOSS: Final = "(has(self.recipe.algorithm.policyLoss) ? self.recipe.algorithm.policyLoss : self.recipe.algorithm.name)"
-
 
 MOST_PAID_TURNS: Final = 128
 """Their rewards travel among a sample's named numbers, of which they take half the room."""
@@ -58,10 +56,9 @@ def _corrects(spec: JobSpec) -> bool:
 def _has_free_ratio(spec: JobSpec) -> bool:
     """Whether a ratio without another bound above is in the loss."""
     algorithm = spec.recipe.algorithm
-    if algorithm.loss_function is None and (algorithm.policy_loss or algorithm.name) != PolicyLoss.CISPO:
-        return True
-    penalty = (algorithm.kl_place, algorithm.kl_estimator)
-    return algorithm.kl_coefficient > 0 and penalty == (KlPlace.LOSS, KlEstimator.K3_RATIO)
+    clips = algorithm.loss_function is None and (algorithm.policy_loss or algorithm.name) != PolicyLoss.CISPO
+    penalty = (algorithm.kl_place, algorithm.kl_estimator) == (KlPlace.LOSS, KlEstimator.K3_RATIO)
+    return clips or (algorithm.kl_coefficient > 0 and penalty)
 
 
 def _is_as_it_comes(critic: CriticSpec) -> bool:

@@ -58,9 +58,6 @@ def job(trainer: dict, rollout: dict, each: int = 1, engine: str = "sglang", res
     )
 
 
-FORMER = {"initContainers": [{"name": "reserved", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
-
-
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -82,7 +79,6 @@ FORMER = {"initContainers": [{"name": "reserved", "resources": {"limits": {"nvid
             job({**template(3), "processesPerPod": 3}, template(2), 2, reserved=True),
             ["asks for 3 nvidia.com/gpu, and a reserved engine lies on 2"],
         ),
-        (job(template(1, **FORMER), template(1), reserved=True), ["initContainer reserved is no part of ours"]),
         (job(template(None), template(None), reserved=True), []),
         (job({}, {}, reserved=True), []),
     ],
@@ -97,7 +93,7 @@ FORMER = {"initContainers": [{"name": "reserved", "resources": {"limits": {"nvid
             "as many",
         ),
         *("an engine on the CPU", "one that is shared", "four that are shared", "two groups", "one over"),
-        *("the former sidecar", "none at all", "no templates"),
+        *("none at all", "no templates"),
     ],
 )
 def test_templates_that_ask_for_other_gpus_than_are_used_are_noted(spec: JobSpec, words: list[str]) -> None:

@@ -267,12 +267,12 @@ def test_what_is_said_of_a_part_of_the_loss_that_is_not_there_is_refused(
 @pytest.mark.parametrize(
     ("mode", "evaluation", "broken"),
     [
-        ("sft", "everySteps", {"eval-steps-generate"}),
-        ("sft", "everySftSteps", set()),
-        ("sft+rl", "everySteps", set()),
-        ("sft+rl", "everySftSteps", set()),
-        ("rl", "everySteps", set()),
-        ("rl", "everySftSteps", {"eval-steps-supervised"}),
+        pytest.param("sft", "everySteps", {"eval-steps-generate"}, id="no RL steps"),
+        pytest.param("sft", "everySftSteps", set(), id="SFT steps"),
+        pytest.param("sft+rl", "everySteps", set(), id="RL steps of both"),
+        pytest.param("sft+rl", "everySftSteps", set(), id="SFT steps of both"),
+        pytest.param("rl", "everySteps", set(), id="RL steps"),
+        pytest.param("rl", "everySftSteps", {"eval-steps-supervised"}, id="no SFT steps"),
     ],
 )
 def test_evaluations_between_steps_that_a_mode_does_not_take_are_refused(

@@ -17,11 +17,11 @@ from polyrl.manifest.spec import JobSpec
 from polyrl.wire.checks import CheckFault
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.backends.models.model_factory import load_model
-from polyrl_trainer.backends.models.positions import TABLES, context_fault
 from polyrl_trainer.check.rows import check_data
 from polyrl_trainer.checkpoints import Checkpoints
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 from polyrl_trainer.loops.stages import Stages
+from polyrl_trainer.preparation import POSITION_TABLES, context_fault
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainerState, TrainingStage
 
@@ -58,7 +58,7 @@ def test_whatever_has_a_table_of_positions_and_nothing_else_is_refused_a_longer_
     for length in (POSITIONS, POSITIONS + 1):
         ids, places = torch.ones(1, length, dtype=torch.long), torch.arange(length)[None]
         fault = context_fault(model.config.to_dict(), length)
-        if kind in TABLES and length > POSITIONS:
+        if kind in POSITION_TABLES and length > POSITIONS:
             assert fault == f"17 is more than the 16 positions that the model has, a {kind}: take 16 at most"
             with pytest.raises(IndexError):
                 model(input_ids=ids, position_ids=places, use_cache=False)
@@ -68,7 +68,7 @@ def test_whatever_has_a_table_of_positions_and_nothing_else_is_refused_a_longer_
 
 
 def test_every_table_is_tried() -> None:
-    assert {*MODELS} > TABLES
+    assert {*MODELS} > POSITION_TABLES
 
 
 def test_a_learner_is_made_for_no_longer_context_than_its_model_has(tmp_path: Path) -> None:

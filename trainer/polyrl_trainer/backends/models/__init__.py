@@ -1,7 +1,6 @@
 """The network itself: made of a config or a folder, with a value head or adapters where they are asked for.
 
 model_config    the config of a fresh model
-positions       how long a sequence it takes
 model_factory   a model from it, or from a Hugging Face folder
 blocks          its layers: sharded together, computed twice to save memory
 attention       over packed rows, without a mask

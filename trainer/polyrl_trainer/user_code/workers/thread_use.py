@@ -66,8 +66,7 @@ class ThreadUse:
             _MINE.reset(token)
 
     async def call(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """What it returns; its steps, and those of the tasks that it starts, are the name's. For a task that does
-        nothing else."""
+        """What it returns; its steps are the name's, as those of what the running task starts from now on."""
         _MINE.set(name)
         try:
             return await _Steps(self, name, coroutine=coroutine)
