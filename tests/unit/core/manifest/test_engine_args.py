@@ -42,9 +42,9 @@ def test_an_argument_is_found_in_both_spellings() -> None:
     assert (argument(args, ["--a"]), argument(args, ["--b"]), argument(args, ["--c"])) == ("3", "2", None)
 
 
-def template(gpus: int | float | str | None, name: str = "theirs", **spec: object) -> dict:
+def template(gpus: int | float | str | None, name: str = "theirs") -> dict:
     resources = {} if gpus is None else {"resources": {"limits": {"nvidia.com/gpu": gpus}}}
-    return {"template": {"spec": {"containers": [{"name": name, **resources}], **spec}}}
+    return {"template": {"spec": {"containers": [{"name": name, **resources}]}}}
 
 
 def job(trainer: dict, rollout: dict, each: int = 1, engine: str = "sglang", reserved: bool = False) -> JobSpec:
