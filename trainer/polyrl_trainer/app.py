@@ -169,6 +169,7 @@ async def _run_prepared(
         prepared=prepared,
         session=session,
         engine=_engine(job, arguments),
+        max_context=job.spec.rollout.engine.max_context,
         learners=learners,
         resumed_from=resumed_from,
         own=own,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.data import DatasetSpec, EvaluationSampling, evaluated_rows
@@ -24,6 +24,9 @@ from polyrl_trainer.data.tokenizers import Tokenizer, load_tokenizer
 from polyrl_trainer.sample import Sample
 
 Item = TypeVar("Item")
+
+POSITION_TABLES: Final = frozenset({"biogpt", "ctrl", "gpt2", "gpt_bigcode", "opt"})
+"""Types of models that have a table of positions, and can be learned."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,15 @@ def check_vocabulary(tokenizer: Tokenizer, model_vocabulary: int) -> None:
             f"the tokenizer has {tokenizer.vocabulary} tokens, the model's vocab_size is {model_vocabulary}; "
             "recipe.model.config.vocab_size must be at least the tokenizer's"
         )
+
+
+def context_fault(config: Mapping[str, Any], context: int) -> str:
+    """Why `rollout.engine.maxContext` may not be `context` with the model of this config; empty: it may. Positions that
+    are computed go on beyond what the config names."""
+    kind, positions = config.get("model_type"), config.get("n_positions", config.get("max_position_embeddings"))
+    if kind not in POSITION_TABLES or not isinstance(positions, int) or context <= positions:
+        return ""
+    return f"{context} is more than the {positions} positions that the model has, a {kind}: take {positions} at most"
 
 
 def model_source(recipe: RecipeSpec, manifest_dir: Path) -> Path | dict[str, Any]:

@@ -129,6 +129,11 @@ JOBS: dict[str, tuple[dict[str, str | bytes], list[str], list[str]]] = {
             f"{ON_A_ROW}no reward within 2 s",
         ],
     ),
+    "fewer positions than the context has": (
+        {},
+        ["spec.recipe.model.config={model_type: gpt2, n_embd: 16, n_layer: 1, n_head: 2, n_positions: 16}"],
+        ["job.yaml:18 spec.rollout.engine.maxContext: 24 is more than the 16 positions that the model has, a gpt2: take 16 at most"],
+    ),
     "an unknown model": (
         {"reward.py": "import os\ndef score(sample):\n    print('bye', flush=True)\n    os._exit(7)\n"},
         ["spec.recipe.model.config.model_type=qwen22"],

@@ -103,7 +103,8 @@ def score(sample):
 def test_sft_with_evaluation_starts_the_reserved_engine_and_shows_what_the_reward_prints(tmp_path: Path) -> None:
     out = tmp_path / "run"
     (tmp_path / "reward.py").write_text(PRINTING_REWARD)
-    argv = command(out, **{"spec.recipe.mode": "sft", "spec.recipe.code.path": tmp_path})
+    supervised = {"spec.recipe.mode": "sft", "spec.recipe.evaluation.everySteps": "0"}
+    argv = command(out, **supervised, **{"spec.recipe.code.path": tmp_path})
     done = subprocess.run([*argv, "--show-prints"], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = sorted(log.name for log in (out / "logs").iterdir())

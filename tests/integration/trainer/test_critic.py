@@ -52,7 +52,13 @@ def stages(folder: Path, spec: RecipeSpec, resumed_from: Path | None = None) -> 
     session = Session(state, checkpoints, nowhere, checkpoint_every_steps=1)
     prepared: Any = SimpleNamespace(tokenizer=CharacterTokenizer("0123456789abcdefghij"))
     return Stages(
-        spec, folder, prepared=prepared, session=session, engine=EngineConfig("cpu"), resumed_from=resumed_from
+        spec,
+        folder,
+        prepared=prepared,
+        session=session,
+        engine=EngineConfig("cpu"),
+        max_context=64,
+        resumed_from=resumed_from,
     )
 
 

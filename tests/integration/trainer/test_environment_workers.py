@@ -62,6 +62,9 @@ class Env:
                 time.sleep(60)
             except Late:
                 return "7"
+        if what == "forgets":
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
         if what in ("fork", "fork-exits"):
             if not (child := os.fork()):
                 return "9" if what == "fork" else sys.exit(0)
@@ -226,6 +229,15 @@ def test_a_child_that_it_forks_answers_nobody(how: str, episodes: Episodes, runn
 def test_an_alarm_rings_and_an_episode_ends(episodes: Episodes, runner: asyncio.Runner) -> None:
     assert runner.run(outcome(episodes, sample("8.0", "alarm"))) == "7"
     assert runner.run(outcome(episodes, sample("8.0", "alarm", response="7"), 1)) is None
+
+
+def test_an_alarm_that_an_environment_forgot_ends_no_worker(
+    pool: EnvironmentPool, episodes: Episodes, runner: asyncio.Runner
+) -> None:
+    (worker,) = pool._living
+    assert runner.run(outcome(episodes, sample("9.0", "forgets"))) == "0"
+    assert runner.run(outcome(episodes, sample("9.1", "slow"))) == "0"
+    assert worker in pool._living
 
 
 def test_one_that_has_served_long_enough_ends_with_its_last_conversation(

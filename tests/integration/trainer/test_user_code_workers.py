@@ -140,6 +140,27 @@ async def judge(sample):
     await asyncio.sleep(0.1)
     return os.getpid()
 
+def arm():
+    signal.setitimer(signal.ITIMER_REAL, 0.1)  # without a handler it ends the process
+    signal.setitimer(signal.ITIMER_PROF, 0.1)
+
+async def alarm_async(sample):
+    if sample.response == "rings":
+        return alarm(sample)
+    if sample.response == "forgets":
+        arm()
+    if sample.response == "waits":
+        arm()
+        await asyncio.sleep(0.3)
+    if sample.response == "task":
+        await asyncio.create_task(asyncio.to_thread(time.sleep, 0.01))
+        await asyncio.gather(alarm_async(type(sample)(**{**vars(sample), "response": "forgets"})), asyncio.sleep(0.3))
+    if sample.response == "spins":
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            await asyncio.sleep(0)
+    return os.getpid()
+
 def keep(samples):
     return sum(one.reward for one in samples) > 1
 
@@ -218,6 +239,23 @@ def test_a_worker_is_meek_and_holds_nothing_of_the_trainers(
 
 def test_an_alarm_rings_in_the_main_thread(warm: WorkerPool, runner: asyncio.Runner) -> None:
     assert runner.run(one_call(warm, sample(do="alarm"))) == Reward(1.0)
+
+
+@pytest.mark.parametrize("how", ["forgets", "waits", "task"])
+def test_an_alarm_ends_where_an_async_reward_gives_the_thread_back(
+    how: str, code: Path, runner: asyncio.Runner
+) -> None:
+    async def main() -> tuple[Any, Any, Any]:
+        await pool.ready()
+        rung = await one_call(pool, sample("rings"))
+        armed, beside = await asyncio.gather(one_call(pool, sample(how)), one_call(pool, sample("spins")))
+        return rung, armed, beside
+
+    with closing(pool_of(code, "alarm_async")) as pool:
+        rung, armed, beside = runner.run(main())
+    assert rung == Reward(1.0), "it rings where nothing is awaited meanwhile"
+    assert isinstance(armed, Reward)
+    assert armed == beside, "of the same process"
 
 
 def test_waiting_for_a_worker_costs_no_deadline(warm: WorkerPool, runner: asyncio.Runner) -> None:

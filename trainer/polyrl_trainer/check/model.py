@@ -1,5 +1,6 @@
 """The model's config, by transformers and without a tensor: a misspelt field, an architecture that nobody knows,
-adapters for layers that the model does not have, more GPUs than its heads can be spread over."""
+adapters for layers that the model does not have, more GPUs than its heads can be spread over, a longer context than its
+table of positions."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from polyrl.manifest.recipe import RecipeSpec
 from polyrl.memory.heads import wrong_spreads
 from polyrl.wire.checks import CheckBegan, CheckFault, CheckMessage, CheckSkipped
 from polyrl_trainer.backends.configs import SpecialTokens
-from polyrl_trainer.check.rows import RECIPE, tokenizer_is_here
+from polyrl_trainer.check.rows import CONTEXT, RECIPE, tokenizer_is_here
 from polyrl_trainer.data.hub import cached_folder
-from polyrl_trainer.preparation import tokenizer_of
+from polyrl_trainer.preparation import context_fault, tokenizer_of
 
 CONFIG = (*RECIPE, "model", "config")
 LORA = (*RECIPE, "model", "lora")
@@ -35,6 +36,8 @@ def check_model(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
         yield from faults
         if config is not None and not faults:
             yield from _wrong_spreads(spec, config.get_text_config())
+            if fault := context_fault(config.to_dict(), spec.rollout.engine.max_context):
+                yield CheckFault(CONTEXT, fault)
         if config is not None and recipe.model.lora is not None and not faults:
             from polyrl_trainer.backends.models.lora import check_targets
 
@@ -67,9 +70,9 @@ def _config(recipe: RecipeSpec, manifest_dir: Path) -> Any:
 def _wrong_sizes(config: Any) -> Iterator[CheckFault]:
     """Sizes of nothing, and heads that do not share the width evenly, which a model notices at its first token only."""
     sizes = {name: getattr(config, name, None) for name in SIZES}
-    wrong = [CheckFault((*CONFIG, name), f"{size} is less than 1") for name, size in sizes.items() if _is_none(size)]
+    wrong = {name: size for name, size in sizes.items() if isinstance(size, int) and size < 1}
     if wrong:
-        yield from wrong
+        yield from (CheckFault((*CONFIG, name), f"{size} is less than 1") for name, size in wrong.items())
         return
     hidden, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
     shared = getattr(config, "num_key_value_heads", None)
@@ -86,10 +89,6 @@ def _wrong_spreads(spec: JobSpec, config: Any) -> Iterator[CheckFault]:
     if isinstance(heads, int):
         for field, sentence in wrong_spreads(spec, heads, keys if isinstance(keys, int) else heads):
             yield CheckFault(("spec", *field.split(".")), sentence)
-
-
-def _is_none(size: Any) -> bool:
-    return isinstance(size, int) and size < 1
 
 
 def _placed(fault: str) -> tuple[tuple[str | int, ...], str]:

@@ -1,4 +1,4 @@
-"""The tokenizer, all rows, and the model's size: every fault with its file and line, a few per file."""
+"""The tokenizer, all rows, and the model's sizes: every fault with its file and line, a few per file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from polyrl_trainer.data.hub import cached_folder, cached_path
 from polyrl_trainer.data.preferences import prepare_pairs, prepare_scored_pairs
 from polyrl_trainer.data.rows import DataRow, rows_or_faults
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.preparation import tokenizer_of
+from polyrl_trainer.preparation import context_fault, tokenizer_of
 
 RECIPE: Final[CheckedField] = ("spec", "recipe")
+CONTEXT: Final[CheckedField] = ("spec", "rollout", "engine", "maxContext")
 FAULTS_PER_FILE: Final = 5
 """Shown of one file; a column that is missing is missing in every row."""
 
@@ -31,8 +32,8 @@ PrepareDataset = Callable[[list[DataRow], DatasetSpec], Any]
 
 
 def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
-    """The tokenizer, then every file that is there, as far as that goes without the tokenizer too; the vocabulary is
-    compared where both sizes are known."""
+    """The tokenizer, then every file that is there, as far as that goes without the tokenizer too; vocabulary and
+    context are compared with the model's where those are known."""
     recipe = spec.recipe
     yield CheckBegan((*RECIPE, "model", "tokenizer"), "reading the tokenizer")
     try:
@@ -45,7 +46,7 @@ def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
         yield CheckFault((*RECIPE, "model", "tokenizer"), str(error))
         return
     if is_here:
-        yield from _vocabulary_faults(recipe, manifest_dir, tokenizer)
+        yield from _model_faults(spec, manifest_dir, tokenizer)
     else:
         yield without_tokenizer(recipe)
     sources = {one.path: one for one in recipe.sources if one.is_rows}
@@ -165,10 +166,10 @@ def _single_faults(rows: Iterable[DataRow], prepare: Prepare) -> Iterator[str]:
             yield str(error)
 
 
-def _vocabulary_faults(recipe: RecipeSpec, manifest_dir: Path, tokenizer: Tokenizer) -> Iterator[CheckFault]:
-    config = recipe.model.config
+def _model_faults(spec: JobSpec, manifest_dir: Path, tokenizer: Tokenizer) -> Iterator[CheckFault]:
+    config: Any = spec.recipe.model.config
     place: CheckedField = (*RECIPE, "model", "config", "vocab_size")
-    folder = cached_folder(recipe.model, manifest_dir)
+    folder = cached_folder(spec.recipe.model, manifest_dir)
     if config is None and folder is not None:
         file, place = folder / "config.json", (*RECIPE, "model", "path")
         try:
@@ -183,6 +184,8 @@ def _vocabulary_faults(recipe: RecipeSpec, manifest_dir: Path, tokenizer: Tokeni
         yield CheckFault(
             place, f"the tokenizer has {tokenizer.vocabulary} tokens, the model's vocab_size is {size}; make it that"
         )
+    if isinstance(config, dict) and (fault := context_fault(config, spec.rollout.engine.max_context)):
+        yield CheckFault(CONTEXT, fault)
 
 
 def model_vocabulary(config: object) -> int | None:

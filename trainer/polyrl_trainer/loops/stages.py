@@ -46,7 +46,7 @@ from polyrl_trainer.loops.rl_loop import RlParts, RolloutSide, run_rl_training
 from polyrl_trainer.loops.sft_loop import run_sft_training
 from polyrl_trainer.losses.own import NOTHING_OWN, OwnAlgorithm
 from polyrl_trainer.losses.policy_gradient import pulls_elsewhere
-from polyrl_trainer.preparation import Prepared, check_vocabulary, model_source
+from polyrl_trainer.preparation import Prepared, check_vocabulary, context_fault, model_source
 from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainingStage
 
@@ -64,6 +64,8 @@ class Stages:
     prepared: Prepared
     session: Session
     engine: EngineConfig
+    max_context: int
+    """Of a row, or of a prompt and its response, in tokens."""
     learners: Learners = field(default_factory=SingleProcess)
     resumed_from: Path | None = None
     own: OwnAlgorithm = NOTHING_OWN
@@ -243,8 +245,10 @@ class Stages:
         head = "value" if self.recipe.mode is Mode.REWARD_MODEL else head
         model = replace(self._model(source), head=head)
         backend = self.learners.learner(model, self.engine, schedule)
-        vocabulary = int(json.loads(backend.serving_files()["config.json"])["vocab_size"])
-        check_vocabulary(self.prepared.tokenizer, vocabulary)
+        config = json.loads(backend.serving_files()["config.json"])
+        check_vocabulary(self.prepared.tokenizer, int(config["vocab_size"]))
+        if fault := context_fault(config, self.max_context):
+            raise InvalidData(f"rollout.engine.maxContext: {fault}")
         if self.resumed_from is not None and self.session.state.step > 0:
             backend.load(self.resumed_from / MODEL)
             self.resumed_from = None

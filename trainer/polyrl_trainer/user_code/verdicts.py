@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,12 +12,20 @@ from typing import Final
 import numpy as np
 
 from polyrl import wire
-from polyrl.sample import DiscardReason
+from polyrl.sample import TURN_REWARD, DiscardReason
 from polyrl_trainer.sample import ANSWER_HASH
 from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
 
 ANSWER: Final = "answer"
 """A text, a number or None that the reward names: what the sample answers, for a vote among a prompt's samples."""
+
+_OURS: Final = re.compile(
+    r"mean|std|min|max|overlong_penalty|clip_ratio|scored|unscored|(pass|avg|maj)@\d+"
+    rf"|environment_truncated|{TURN_REWARD}.*|{ANSWER_HASH}",
+    re.DOTALL,
+)
+"""Names beside which the means of a reward's numbers stand in a step's metrics and in an evaluation's, and those by
+which an environment's numbers and an answer's are known on a sample."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +52,22 @@ def read_reward(result: object, function: str = "the reward") -> Verdict:
     named = dict(result) if isinstance(result, Mapping) else {"reward": result}
     if isinstance(answer := _as_text(named.get(ANSWER)), str | None):
         named.pop(ANSWER, None)
-        named |= {} if answer is None else {ANSWER_HASH: _number_of(answer)}
     if "reward" not in named:
         names = readable(str(sorted(map(str, named))), MAX_NAME_CHARS)
         return Unscored(DiscardReason.REWARD_INVALID, f"the dict has no `reward`, only {names}")
     numbers: dict[str, float] = {}
     for name, value in named.items():
-        if not isinstance(name, str) or not name.strip() or not _has_utf8(name):
+        if fault := _fault_of_name(name):
             shown = readable(ascii(name), MAX_NAME_CHARS)
-            detail = f"{function} names a number {shown}; a name is text that is not empty and has a form in UTF-8"
-            return Unscored(DiscardReason.REWARD_INVALID, detail)
+            return Unscored(DiscardReason.REWARD_INVALID, f"{function} names a number {shown}{fault}")
         number = finite(value)
         if number is None:
             shown = readable(name, MAX_NAME_CHARS)
             return Unscored(DiscardReason.REWARD_INVALID, f"`{shown}` must be a finite number, got {value!r:.80}")
         numbers[name] = number
     value = numbers.pop("reward")
+    if isinstance(answer, str):
+        numbers[ANSWER_HASH] = _number_of(answer)
     excess = wire.excess_of_metrics(numbers)
     if excess:
         return Unscored(DiscardReason.REWARD_INVALID, f"the numbers that {function} names beside `reward` {excess}")
@@ -76,6 +85,13 @@ def read_rewards(results: object, n: int, *, function: str) -> list[Verdict]:
         detail = f"{function} must return a list with a result for each of its {n} samples, got {got}"
         return [Unscored(DiscardReason.REWARD_INVALID, detail)] * n
     return [read_reward(result, function) for result in each]
+
+
+def _fault_of_name(name: object) -> str:
+    """Why a number may not be named so, after the name; empty: it may."""
+    if not isinstance(name, str) or not name.strip() or not _has_utf8(name):
+        return "; a name is text that is not empty and has a form in UTF-8"
+    return ", as the run names one of its own; name it otherwise" if _OURS.fullmatch(name) else ""
 
 
 def _as_text(answer: object) -> object:

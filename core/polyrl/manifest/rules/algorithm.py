@@ -13,6 +13,7 @@ from polyrl.manifest.parts.algorithm import (
     KlEstimator,
     KlPlace,
     OldLogProbs,
+    PolicyLoss,
 )
 from polyrl.manifest.parts.critic import CriticSpec, CriticTrunk
 from polyrl.manifest.recipe import Mode
@@ -22,7 +23,7 @@ from polyrl.manifest.spec import JobSpec
 _ADVANTAGE: Final = (
     "(has(self.recipe.algorithm.advantage) ? self.recipe.algorithm.advantage : self.recipe.algorithm.name)"
 )
-
+_LOSS: Final = "(has(self.recipe.algorithm.policyLoss) ? self.recipe.algorithm.policyLoss : self.recipe.algorithm.name)"
 
 MOST_PAID_TURNS: Final = 128
 """Their rewards travel among a sample's named numbers, of which they take half the room."""
@@ -50,6 +51,14 @@ def _corrects(spec: JobSpec) -> bool:
     if algorithm.correction is None:
         return algorithm.old_log_probs is not OldLogProbs.BYPASS
     return algorithm.correction is not Correction.NONE
+
+
+def _has_free_ratio(spec: JobSpec) -> bool:
+    """Whether a ratio without another bound above is in the loss."""
+    algorithm = spec.recipe.algorithm
+    clips = algorithm.loss_function is None and (algorithm.policy_loss or algorithm.name) != PolicyLoss.CISPO
+    penalty = (algorithm.kl_place, algorithm.kl_estimator) == (KlPlace.LOSS, KlEstimator.K3_RATIO)
+    return clips or (algorithm.kl_coefficient > 0 and penalty)
 
 
 def _is_as_it_comes(critic: CriticSpec) -> bool:
@@ -227,6 +236,16 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         " && !has(self.recipe.algorithm.clipHigh) && self.recipe.algorithm.dualClip == 3.0)",
     ),
     Rule(
+        "dual-clip-bounds",
+        "recipe.algorithm.dualClip",
+        message="bounds the ratio of policyLoss clip and gspo, and that of a KL penalty by k3Ratio in the loss; here is"
+        " neither: leave it out",
+        holds=lambda s: s.recipe.algorithm.dual_clip == 3 or _has_free_ratio(s),
+        cel=f"self.recipe.algorithm.dualClip == 3.0 || (!has(self.recipe.algorithm.lossFunction) && {_LOSS} != 'cispo')"
+        " || (self.recipe.algorithm.klCoefficient > 0.0 && self.recipe.algorithm.klPlace == 'loss'"
+        " && self.recipe.algorithm.klEstimator == 'k3Ratio')",
+    ),
+    Rule(
         "corrected-once",
         "recipe.algorithm.correction",
         message="{recipe.algorithm.correction} corrects a second time what the ratio of oldLogProbs bypass contains;"
@@ -267,6 +286,15 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         ),
         cel="self.recipe.algorithm.klCoefficient > 0.0"
         " || (self.recipe.algorithm.klPlace == 'loss' && self.recipe.algorithm.klEstimator == 'k3Ratio')",
+    ),
+    Rule(
+        "penalty-estimated",
+        "recipe.algorithm.klEstimator",
+        message="is of a KL penalty in the loss; with klPlace reward it is taken from the reward by k1: leave it out",
+        holds=lambda s: (
+            s.recipe.algorithm.kl_place is KlPlace.LOSS or s.recipe.algorithm.kl_estimator is KlEstimator.K3_RATIO
+        ),
+        cel="self.recipe.algorithm.klPlace == 'loss' || self.recipe.algorithm.klEstimator == 'k3Ratio'",
     ),
     Rule(
         "group-has-spread",
@@ -310,5 +338,15 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
             s.recipe.algorithm.group_filter is GroupFilter.CUSTOM or s.recipe.algorithm.filter_function is None
         ),
         cel="self.recipe.algorithm.groupFilter == 'custom' || !has(self.recipe.algorithm.filterFunction)",
+    ),
+    Rule(
+        "filtered-groups-bounded",
+        "recipe.algorithm.maxFilteredGroupsPerStep",
+        message="bounds what a filter refuses, and groupFilter is {recipe.algorithm.groupFilter}: leave it out",
+        holds=lambda s: (
+            s.recipe.algorithm.group_filter is not GroupFilter.NONE
+            or s.recipe.algorithm.max_filtered_groups_per_step is None
+        ),
+        cel="self.recipe.algorithm.groupFilter != 'none' || !has(self.recipe.algorithm.maxFilteredGroupsPerStep)",
     ),
 )

@@ -7,12 +7,9 @@ from typing import Final
 
 from polyrl.manifest.data import EvaluationSampling
 from polyrl.manifest.recipe import Mode, SamplingSpec
-from polyrl.manifest.rules.rule import Rule
+from polyrl.manifest.rules.rule import GENERATES, Rule, samples
 from polyrl.manifest.spec import JobSpec
 from polyrl.sample import LEAST_TEMPERATURE
-
-_STEPS_APART: Final = (Mode.OFFLINE_RL, Mode.DPO, Mode.REWARD_MODEL)
-"""Modes whose steps no engine sees."""
 
 
 def _samplings(spec: JobSpec) -> Iterator[EvaluationSampling]:
@@ -61,8 +58,15 @@ EVALUATION_RULES: Final[tuple[Rule, ...]] = (
         "eval-steps-generate",
         "recipe.evaluation.everySteps",
         message="counts RL steps whose weights engines have; mode {recipe.mode} has none of them: leave it out",
-        holds=lambda s: s.recipe.evaluation.every_steps == 0 or s.recipe.mode not in _STEPS_APART,
-        cel="self.recipe.evaluation.everySteps == 0 || !(self.recipe.mode in ['offline-rl', 'dpo', 'reward-model'])",
+        holds=lambda s: s.recipe.evaluation.every_steps == 0 or samples(s),
+        cel=f"self.recipe.evaluation.everySteps == 0 || {GENERATES}",
+    ),
+    Rule(
+        "eval-steps-supervised",
+        "recipe.evaluation.everySftSteps",
+        message="counts SFT steps; mode {recipe.mode} has none of them: leave it out",
+        holds=lambda s: s.recipe.evaluation.every_sft_steps == 0 or s.recipe.mode in (Mode.SFT, Mode.SFT_RL),
+        cel="self.recipe.evaluation.everySftSteps == 0 || self.recipe.mode in ['sft', 'sft+rl']",
     ),
     Rule(
         "eval-data-sft",

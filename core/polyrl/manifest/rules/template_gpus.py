@@ -6,15 +6,9 @@ The API server cannot check it: containers are kept there unseen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
-
 from polyrl.manifest.cluster import GPU_RESOURCE, PodTemplate
 from polyrl.manifest.engine_args import gpus_per_engine
 from polyrl.manifest.job import JobSpec
-
-FORMER_SIDECAR: Final = "reserved"
-"""What the initContainer was called that added to the reserved engine's, while that was a container."""
 
 
 def reserved_engine_counts(spec: JobSpec) -> tuple[int, int]:
@@ -37,19 +31,8 @@ def template_notes(spec: JobSpec) -> list[str]:
         notes.append(f"spec.trainer.template asks for {trainer} {GPU_RESOURCE}, and a reserved engine lies on {shared}")
     if rollout and rollout != each:
         notes.append(f"spec.rollout.template asks for {rollout} {GPU_RESOURCE}, and an engine uses {each}")
-    if FORMER_SIDECAR in _init_containers(spec.trainer.template):
-        notes.append(
-            f"spec.trainer.template: initContainer {FORMER_SIDECAR} is no part of ours: reserved engines are processes"
-            " of the first container, and use its GPUs"
-        )
     return notes
 
 
 def _gpus(template: PodTemplate | None) -> int:
     return 0 if template is None else template.gpus
-
-
-def _init_containers(template: PodTemplate | None) -> list[Any]:
-    given = None if template is None else (template.spec.model_extra or {}).get("initContainers")
-    containers: Iterable[Any] = given if isinstance(given, list) else ()
-    return [one.get("name") for one in containers if isinstance(one, dict)]

@@ -42,9 +42,9 @@ def test_an_argument_is_found_in_both_spellings() -> None:
     assert (argument(args, ["--a"]), argument(args, ["--b"]), argument(args, ["--c"])) == ("3", "2", None)
 
 
-def template(gpus: int | float | str | None, name: str = "theirs", **spec: object) -> dict:
+def template(gpus: int | float | str | None, name: str = "theirs") -> dict:
     resources = {} if gpus is None else {"resources": {"limits": {"nvidia.com/gpu": gpus}}}
-    return {"template": {"spec": {"containers": [{"name": name, **resources}], **spec}}}
+    return {"template": {"spec": {"containers": [{"name": name, **resources}]}}}
 
 
 def job(trainer: dict, rollout: dict, each: int = 1, engine: str = "sglang", reserved: bool = False) -> JobSpec:
@@ -56,9 +56,6 @@ def job(trainer: dict, rollout: dict, each: int = 1, engine: str = "sglang", res
             "rollout": {**rollout, "engine": {"type": engine, "tensorParallel": each}},
         }
     )
-
-
-FORMER = {"initContainers": [{"name": "reserved", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +79,6 @@ FORMER = {"initContainers": [{"name": "reserved", "resources": {"limits": {"nvid
             job({**template(3), "processesPerPod": 3}, template(2), 2, reserved=True),
             ["asks for 3 nvidia.com/gpu, and a reserved engine lies on 2"],
         ),
-        (job(template(1, **FORMER), template(1), reserved=True), ["initContainer reserved is no part of ours"]),
         (job(template(None), template(None), reserved=True), []),
         (job({}, {}, reserved=True), []),
     ],
@@ -97,7 +93,7 @@ FORMER = {"initContainers": [{"name": "reserved", "resources": {"limits": {"nvid
             "as many",
         ),
         *("an engine on the CPU", "one that is shared", "four that are shared", "two groups", "one over"),
-        *("the former sidecar", "none at all", "no templates"),
+        *("none at all", "no templates"),
     ],
 )
 def test_templates_that_ask_for_other_gpus_than_are_used_are_noted(spec: JobSpec, words: list[str]) -> None:

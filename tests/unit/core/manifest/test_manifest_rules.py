@@ -229,6 +229,29 @@ def test_what_engines_would_draw_differently_from_what_the_learner_scores_is_ref
         pytest.param({"oldLogProbs": "reuse", "dualClip": 2.0}, {"clips-a-ratio"}, id="of 1, and its dual clip"),
         pytest.param({"oldLogProbs": "reuse", "name": "dapo"}, set(), id="a ratio of 1, and a name's clip"),
         pytest.param({"clipHigh": 0.3}, set(), id="a clip"),
+        pytest.param({"name": "cispo", "dualClip": 2.0}, {"dual-clip-bounds"}, id="cispo, which cuts a weight"),
+        pytest.param({"policyLoss": "cispo", "dualClip": 2.0}, {"dual-clip-bounds"}, id="the loss of cispo"),
+        pytest.param({"lossFunction": "a:b", "dualClip": 2.0}, {"dual-clip-bounds"}, id="an own loss"),
+        pytest.param({"name": "cispo", "policyLoss": "clip", "dualClip": 2.0}, set(), id="cispo by name alone"),
+        pytest.param({"name": "cispo", "klCoefficient": 0.1, "dualClip": 2.0}, set(), id="the ratio of a penalty"),
+        pytest.param(
+            {"name": "cispo", "klCoefficient": 0.1, "klEstimator": "k2", "dualClip": 2.0},
+            {"dual-clip-bounds"},
+            id="a penalty without a ratio",
+        ),
+        pytest.param(
+            {"name": "cispo", "klCoefficient": 0.1, "klPlace": "reward", "dualClip": 2.0},
+            {"dual-clip-bounds"},
+            id="a penalty in the reward, without a ratio",
+        ),
+        pytest.param(
+            {"klCoefficient": 0.1, "klPlace": "reward", "klEstimator": "k2"},
+            {"penalty-estimated"},
+            id="a penalty in the reward is by k1",
+        ),
+        pytest.param({"klCoefficient": 0.1, "klPlace": "reward"}, set(), id="a penalty in the reward"),
+        pytest.param({"maxFilteredGroupsPerStep": 5}, {"filtered-groups-bounded"}, id="nothing filters"),
+        pytest.param({"maxFilteredGroupsPerStep": 5, "groupFilter": "anySuccess"}, set(), id="a filter"),
     ],
 )
 def test_what_is_said_of_a_part_of_the_loss_that_is_not_there_is_refused(
@@ -237,7 +260,29 @@ def test_what_is_said_of_a_part_of_the_loss_that_is_not_there_is_refused(
     spec = JobSpec.model_validate(VALID | {"recipe": {**VALID["recipe"], "algorithm": {"steps": 1, **algorithm}}})
     assert disagreements(spec) == []
     of_numbers = {"bound-of-a-correction", "bound-of-a-mask", "penalty-weighs", "critic-learns", "clips-a-ratio"}
+    of_numbers |= {"dual-clip-bounds", "penalty-estimated", "filtered-groups-bounded"}
     assert {rule.id for rule, _ in broken_rules(spec)} & of_numbers == broken
+
+
+@pytest.mark.parametrize(
+    ("mode", "evaluation", "broken"),
+    [
+        pytest.param("sft", "everySteps", {"eval-steps-generate"}, id="no RL steps"),
+        pytest.param("sft", "everySftSteps", set(), id="SFT steps"),
+        pytest.param("sft+rl", "everySteps", set(), id="RL steps of both"),
+        pytest.param("sft+rl", "everySftSteps", set(), id="SFT steps of both"),
+        pytest.param("rl", "everySteps", set(), id="RL steps"),
+        pytest.param("rl", "everySftSteps", {"eval-steps-supervised"}, id="no SFT steps"),
+    ],
+)
+def test_evaluations_between_steps_that_a_mode_does_not_take_are_refused(
+    mode: str, evaluation: str, broken: set[str]
+) -> None:
+    recipe = {**VALID["recipe"], "mode": mode, "evaluation": {evaluation: 5}}
+    spec = JobSpec.model_validate(VALID | {"recipe": recipe})
+    assert disagreements(spec) == []
+    of_steps = {"eval-steps-generate", "eval-steps-supervised"}
+    assert {rule.id for rule, _ in broken_rules(spec)} & of_steps == broken
 
 
 def test_rules_and_transitions_have_names_of_their_own_and_blame_fields_that_exist() -> None:

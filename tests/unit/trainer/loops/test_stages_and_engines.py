@@ -75,7 +75,7 @@ def evaluated(
     state = TrainerState(seed=0, stage=TrainingStage.SFT if mode == "sft" else TrainingStage.DPO, step=step)
     session = Session(state, Checkpoints(tmp_path, keep=2), nowhere, checkpoint_every_steps=1)  # type: ignore[arg-type]
     prepared: Any = SimpleNamespace(conversations=anything, pairs=anything)
-    run = Stages(recipe, tmp_path, prepared=prepared, session=session, engine=EngineConfig("cpu"))
+    run = Stages(recipe, tmp_path, prepared=prepared, session=session, engine=EngineConfig("cpu"), max_context=64)
     monkeypatch.setattr(module, "run_sft_training", one_step)
     monkeypatch.setattr(module, "run_preference_training", nothing)
     for made in ("_backend", "_start_of"):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from polyrl.sample import DiscardReason
+from polyrl_trainer.generation.from_wire import TRUNCATED, turn_reward_metrics
+from polyrl_trainer.loops.pass_rates import majority_rates, pass_rates
+from polyrl_trainer.loops.step_metrics import learning_metrics
 from polyrl_trainer.sample import ANSWER_HASH, Sample, shown_metrics
 from polyrl_trainer.testing.inline_calls import InlineCalls
 from polyrl_trainer.user_code.rewards import RewardFunction
@@ -82,6 +86,37 @@ async def test_a_metric_needs_a_name_that_is_text(name: object) -> None:
     assert verdict.reason is DiscardReason.REWARD_INVALID
     assert f"score_length names a number {name!r}; a name is text that is not empty" in verdict.detail
     assert "\n" not in verdict.detail
+
+
+def names_of_the_runs_own() -> set[str]:
+    """What stands beside the means of a reward's numbers in a step's metrics, in an evaluation's, and on a sample."""
+    scored = replace(SAMPLE, penalty=-0.5, advantages=np.zeros(3))
+    step = learning_metrics([scored], {"padding_fraction": 0.0}, [])
+    votes = [(True, 1.0), (False, 2.0)]
+    return {
+        *(name.removeprefix("reward/") for name in step if name.startswith("reward/")),
+        *pass_rates([[passed for passed, _ in votes]]),
+        *majority_rates([votes]),
+        *("clip_ratio", "scored", "unscored"),
+        *turn_reward_metrics([0.5, 0.5]),
+        *(TRUNCATED, ANSWER_HASH),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(names_of_the_runs_own()))
+async def test_a_number_that_would_be_taken_for_one_of_the_runs_own_is_refused(name: str) -> None:
+    def score_length(sample):
+        return {"reward": 1.0, name: 2.0, "answer": "42"}
+
+    verdict, _ = await score(score_length)
+    assert isinstance(verdict, Unscored)
+    assert verdict.reason is DiscardReason.REWARD_INVALID
+    assert verdict.detail == f"score_length names a number {name!r}, as the run names one of its own; name it otherwise"
+
+
+@pytest.mark.parametrize("name", ["mean_length", "scored_by_judge", "pass@best", "turn_rewards", "Mean"])
+def test_a_number_whose_name_is_only_like_one_of_the_runs_own_is_taken(name: str) -> None:
+    assert read_reward({"reward": 1.0, name: 2.0}) == Reward(1.0, {name: 2.0})
 
 
 async def test_what_user_code_names_is_cut_in_a_refusal() -> None:

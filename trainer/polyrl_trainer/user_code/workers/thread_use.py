@@ -1,12 +1,13 @@
 """Whose coroutine holds a process's main thread now, and since when, in memory that another process reads too.
 
 Coroutines share a thread, so one that blocks stops all. Who it is cannot be asked of the process that is blocked: it is
-written down before each step of a coroutine instead, for every task that a conversation starts.
+written down before each step of a coroutine instead, for every task that a conversation, or a call, starts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import struct
 import time
 from collections import Counter
@@ -21,7 +22,15 @@ _LAYOUT: Final = struct.Struct("d56p")
 SHARED_BYTES: Final = _LAYOUT.size
 NOBODY: Final = ""
 _MINE: ContextVar[str] = ContextVar("conversation", default=NOBODY)
-"""Inherited by the tasks that a conversation starts."""
+"""Inherited by the tasks that a conversation or a call starts."""
+_TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+def disarm() -> None:
+    """Ends what alarms were set: a process has one timer, whose signal would hit whoever holds the thread by then, or
+    end the process."""
+    for timer in _TIMERS:
+        signal.setitimer(timer, 0)
 
 
 @dataclass(eq=False)
@@ -56,8 +65,16 @@ class ThreadUse:
         finally:
             _MINE.reset(token)
 
+    async def call(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What it returns; its steps are the name's, as those of what the running task starts from now on."""
+        _MINE.set(name)
+        try:
+            return await _Steps(self, name, coroutine=coroutine)
+        finally:
+            self.forget(name)
+
     def task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **named: Any) -> asyncio.Task[Any]:
-        """A task factory: what a conversation starts besides is its own too."""
+        """A task factory: what a conversation or a call starts besides is its own too."""
         name = _MINE.get()
         return self._task(name, coroutine, **named) if name else asyncio.Task(coroutine, loop=loop, **named)
 
@@ -77,7 +94,7 @@ class ThreadUse:
 
 @dataclass(frozen=True, eq=False)
 class _Steps:
-    """Drives a coroutine as `await` does."""
+    """Drives a coroutine as `await` does. An alarm lasts for the step that sets it."""
 
     use: ThreadUse
     name: str
@@ -92,6 +109,7 @@ class _Steps:
             except StopIteration as ended:
                 return ended.value
             finally:
+                disarm()
                 self.use._held(self.name)
             try:
                 sent, raised = (yield waits_for), None

@@ -13,7 +13,6 @@ import inspect
 import mmap
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
@@ -77,7 +76,7 @@ def _load_and_serve(connection: socket.socket, stream: Any, setup: Setup, *, thr
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     _is_loaded(connection, is_async=is_async)
     if is_async:
-        asyncio.run(_serve_async(connection, function, setup.serves))
+        asyncio.run(_serve_async(connection, function, setup.serves, thread=thread))
         return
     while body := _next_body(stream):
         call = msgspec.msgpack.decode(body, type=Call)
@@ -102,13 +101,16 @@ def _answer(function: Callable[..., Any], call: Call, serves: Serves) -> Answer:
     except BaseException as error:  # noqa: BLE001 - SystemExit, and the verifiers' own kinds, are one sample's failure
         return _failed(call, DiscardReason.REWARD_RAISED, describe(error))
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that it forgot would end the next call
+        thread_use.disarm()
 
 
-async def _serve_async(connection: socket.socket, function: Callable[..., Any], serves: Serves) -> None:
+async def _serve_async(
+    connection: socket.socket, function: Callable[..., Any], serves: Serves, *, thread: ThreadUse
+) -> None:
     async def answer(body: bytes) -> Answer:
-        return await _answer_async(function, msgspec.msgpack.decode(body, type=Call), serves)
+        return await _answer_async(function, msgspec.msgpack.decode(body, type=Call), serves, thread=thread)
 
+    asyncio.get_running_loop().set_task_factory(thread.task)
     await _answer_all(connection, answer)
 
 
@@ -157,12 +159,15 @@ async def _show_that_it_turns(thread: ThreadUse) -> None:
         await asyncio.sleep(TURNS_S)
 
 
-async def _answer_async(function: Callable[..., Any], call: Call, serves: Serves) -> Answer:
+async def _answer_async(function: Callable[..., Any], call: Call, serves: Serves, *, thread: ThreadUse) -> Answer:
+    async def returns() -> Any:
+        return await function(argument_of(call, serves))
+
     deadline = asyncio.timeout(call.timeout_s)
     try:
         with forked_children_end():
             async with deadline:
-                returned = await function(argument_of(call, serves))
+                returned = await thread.call(call.id, returns())
         return answer_of(returned, function, call, serves)
     except BaseException as error:  # noqa: BLE001 - see `_answer`
         if deadline.expired():
