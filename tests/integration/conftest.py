@@ -49,14 +49,14 @@ TOKENS: Final = {
 
 @pytest.fixture(scope="session", autouse=True)
 def loaded_libraries() -> Iterator[None]:
-    """Of the processes that tests start with `Started`, and of ranks and engines of this one."""
+    """Of the processes that tests start with `StartedProcess`, and of ranks and engines of this one."""
     if sys.platform != "linux":
         yield
         return
     forks = ForkServer.start(LIBRARIES, os.environ)
     forks.keep()
     yield
-    own.keep(None)
+    own.set_link(None)
     forks.close()
 
 

@@ -22,7 +22,7 @@ from typing import Final
 
 import psutil
 
-from polyrl.forks import Forked, ForkServer, Streams
+from polyrl.forks import Forked, ForkServer, OutputFiles
 from polyrl.local.planner import ObservedWorker, Reclaim, WorkerPhase
 from polyrl.worker import Role, Worker
 from polyrl_cli.chaos.kinds import Part
@@ -160,8 +160,8 @@ class ProcessFleet:
         environment = process_environment(worker.env, worker.inherits)
         with self._log_path(worker.name).open("ab") as log, prints.open("ab") as out:
             if self._forks is not None and self._forks.takes(worker.argv, environment):
-                streams = Streams(out.fileno(), log.fileno())
-                forked = await self._forks.fork_soon(
+                streams = OutputFiles(out.fileno(), log.fileno())
+                forked = await self._forks.fork_beside(
                     worker.argv, environment, streams, own_session=True, starts_others=True, umask=OTHERS_NOTHING
                 )
                 if forked is not None:

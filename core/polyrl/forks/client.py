@@ -36,7 +36,7 @@ _one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Streams:
+class OutputFiles:
     """Open files for a process's output."""
 
     out: int
@@ -58,7 +58,7 @@ class ForkServer:
             process = subprocess.Popen(
                 [sys.executable, "-m", "polyrl.forks", str(theirs.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
-                # What cannot be loaded is told by the process that then is spawned.
+                # What cannot be loaded is said by the process that then is spawned.
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={**loaded_in, PARENT_PID: str(os.getpid())},
@@ -76,7 +76,7 @@ class ForkServer:
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        streams: Streams,
+        streams: OutputFiles,
         *,
         folder: str | None = None,
         passed: Sequence[int] = (),
@@ -102,7 +102,7 @@ class ForkServer:
         pid = self._ask(request, [streams.out, streams.err, *passed])
         return None if pid is None else Forked(pid, tuple(command))
 
-    async def fork_soon(self, command: Sequence[str], *args: object, **named: object) -> Forked | None:
+    async def fork_beside(self, command: Sequence[str], *args: object, **named: object) -> Forked | None:
         """As `fork`, beside the event loop. Who stops waiting for it gets no process."""
         asked = asyncio.ensure_future(asyncio.to_thread(self.fork, command, *args, **named))  # type: ignore[arg-type]
         try:
@@ -113,7 +113,7 @@ class ForkServer:
 
     def keep(self) -> None:
         """Makes it the own server of this process."""
-        own.keep(self._link)
+        own.set_link(self._link)
 
     def close(self) -> None:
         """What it forked goes on."""

@@ -70,7 +70,7 @@ class Forked:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
         code = self.poll()
-        assert code is not None, "the kernel told of an end"
+        assert code is not None, "the kernel reported an end"
         return code
 
     def send_signal(self, number: int) -> None:

@@ -23,7 +23,7 @@ LOADED_IN = dict(os.environ)
 _kept: list[ServerLink] = []
 
 
-def keep(link: ServerLink | None) -> None:
+def set_link(link: ServerLink | None) -> None:
     """From now on this process has that server; None: it has none."""
     _kept[:] = [] if link is None else [link]
 

@@ -21,7 +21,7 @@ from polyrl import parent_death_signal
 from polyrl.forks import own
 from polyrl.forks.request import ForkRequest
 
-MAX_REQUEST_BYTES: Final = 1 << 20
+LONGEST_REQUEST_BYTES: Final = 1 << 20
 """An environment and arguments; the kernel takes a fifth of that in one message."""
 MAX_DESCRIPTORS: Final = 64
 ADOPTION_S: Final = 10.0
@@ -44,7 +44,7 @@ def run(link: socket.socket) -> None:
         worker = os.getpid()
         if os.fork():
             theirs.close()
-            own.keep(own.ServerLink(ours, own.LOADED_IN))
+            own.set_link(own.ServerLink(ours, own.LOADED_IN))
             break
         # Its own fork server, made before it has threads.
         ours.close()
@@ -64,7 +64,7 @@ def _serve(link: socket.socket) -> ForkRequest | None:
     _keep_open(link.fileno())
     while True:
         try:
-            data, files, _, _ = socket.recv_fds(link, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
+            data, files, _, _ = socket.recv_fds(link, LONGEST_REQUEST_BYTES, MAX_DESCRIPTORS)
         except OSError:
             return None
         if not data or threads() > 1:

@@ -10,13 +10,13 @@ from typing import Any
 
 import psutil
 
-from polyrl.forks import Streams, own_server
+from polyrl.forks import OutputFiles, own_server
 
 INHERITED = -1
 """What Popen calls a stream that is this process's own."""
 
 
-class Started(subprocess.Popen[Any]):
+class StartedProcess(subprocess.Popen[Any]):
     """As Popen, of a command that reads nothing."""
 
     def _execute_child(self, *given: Any, **named: Any) -> None:
@@ -31,7 +31,7 @@ class Started(subprocess.Popen[Any]):
         forked = forks.fork(
             command,
             environment,
-            Streams(out, err),
+            OutputFiles(out, err),
             folder=os.fspath(plan["cwd"]) if plan["cwd"] else None,
             passed=plan["pass_fds"],
             own_session=plan["start_new_session"],

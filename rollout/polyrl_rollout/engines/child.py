@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from polyrl import parent_death_signal
-from polyrl.forks import Forked, Streams, own_server
+from polyrl.forks import Forked, OutputFiles, own_server
 from polyrl_rollout.engines.port import EngineFailed
 
 KILL_DEADLINE_S: Final = 10.0
@@ -45,8 +45,8 @@ class ChildProcess:
         env = {**os.environ, **(environment or {}), parent_death_signal.PARENT_PID: str(os.getpid())}
         forks = own_server()
         if forks is not None and forks.takes(command, env):
-            forked = await forks.fork_soon(
-                command, env, Streams(STDERR, STDERR), folder=NEUTRAL_FOLDER, passed=pass_fds
+            forked = await forks.fork_beside(
+                command, env, OutputFiles(STDERR, STDERR), folder=NEUTRAL_FOLDER, passed=pass_fds
             )
             if forked is not None:
                 return cls(forked)

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from polyrl.forks import Forked, ForkServer, Streams
+from polyrl.forks import Forked, ForkServer, OutputFiles
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.testing.started import words_of
 
@@ -39,8 +39,8 @@ MODULES = {
     "threaded": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     "has_child": """
         import os, sys, time
-        from polyrl.forks import Streams, own_server
-        inner = own_server().fork([sys.executable, "-m", "sleeps"], os.environ, Streams(1, 2))
+        from polyrl.forks import OutputFiles, own_server
+        inner = own_server().fork([sys.executable, "-m", "sleeps"], os.environ, OutputFiles(1, 2))
         print(inner.pid, flush=True)
         time.sleep(600)
     """,
@@ -82,7 +82,7 @@ def run(forks: ForkServer, environment: Mapping[str, str], tmp_path: Path) -> It
         wanted = {**environment, **(more or {})}
         assert forks.takes(command, wanted)
         with (tmp_path / "printed").open("wb") as out, (tmp_path / "complaint").open("wb") as err:
-            one = forks.fork(command, wanted, Streams(out.fileno(), err.fileno()), **options)
+            one = forks.fork(command, wanted, OutputFiles(out.fileno(), err.fileno()), **options)
         assert one is not None
         forked.append(one)
         return one
@@ -110,16 +110,16 @@ def test_it_is_as_it_was_asked_for(run: Run, tmp_path: Path) -> None:
     mine = {"POLYRL_MINE": "mine"}
     forked = run("tells", "--a", "b c", more=mine, folder=str(folder), own_session=True, umask=0o077)
     assert forked.wait(DEADLINE_S) == 0, (tmp_path / "complaint").read_text()
-    told = json.loads((tmp_path / "printed").read_text())
-    assert told["arguments"] == ["--a", "b c"]
-    assert told["name"] == "__main__"
-    assert told["environment"]["POLYRL_MINE"] == "mine"
-    assert (told["folder"], told["umask"]) == (str(folder), 0o077)
-    assert (told["parent"], told["session"]) == (os.getpid(), forked.pid)
-    assert told["files"][:3] == [0, 1, 2]
-    assert len(told["files"]) == 4, "the streams, and the listing's own"
-    assert told["interrupt"]
-    assert told["terminate"]
+    reported = json.loads((tmp_path / "printed").read_text())
+    assert reported["arguments"] == ["--a", "b c"]
+    assert reported["name"] == "__main__"
+    assert reported["environment"]["POLYRL_MINE"] == "mine"
+    assert (reported["folder"], reported["umask"]) == (str(folder), 0o077)
+    assert (reported["parent"], reported["session"]) == (os.getpid(), forked.pid)
+    assert reported["files"][:3] == [0, 1, 2]
+    assert len(reported["files"]) == 4, "the streams, and the listing's own"
+    assert reported["interrupt"]
+    assert reported["terminate"]
 
 
 def test_it_has_no_variable_that_it_was_not_given(
@@ -129,7 +129,7 @@ def test_it_has_no_variable_that_it_was_not_given(
     fewer = {name: text for name, text in environment.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "tells"]
     with (tmp_path / "printed").open("wb") as out:
-        forked = forks.fork(command, fewer, Streams(out.fileno(), 2))
+        forked = forks.fork(command, fewer, OutputFiles(out.fileno(), 2))
     assert forked is not None
     assert forked.wait(DEADLINE_S) == 0
     assert json.loads((tmp_path / "printed").read_text())["environment"] == fewer
@@ -210,9 +210,9 @@ def test_one_that_starts_others_has_them_forked_too_and_they_end_with_it(run: Ru
 
 ASKS = """
 import os, sys, time
-from polyrl.forks import ForkServer, Streams
+from polyrl.forks import ForkServer, OutputFiles
 server = ForkServer.start([], os.environ)
-print(server.fork([sys.executable, "-m", "sleeps"], os.environ, Streams(1, 2), own_session=True).pid, flush=True)
+print(server.fork([sys.executable, "-m", "sleeps"], os.environ, OutputFiles(1, 2), own_session=True).pid, flush=True)
 time.sleep(600)
 """
 
@@ -232,7 +232,7 @@ def test_it_ends_when_whoever_asked_is_killed(environment: Mapping[str, str]) ->
 
 def test_what_it_forked_outlives_a_server(environment: Mapping[str, str]) -> None:
     forks = ForkServer.start([], environment)
-    forked = forks.fork([sys.executable, "-m", "sleeps"], environment, Streams(1, 2))
+    forked = forks.fork([sys.executable, "-m", "sleeps"], environment, OutputFiles(1, 2))
     assert forked is not None
     forks.close()
     assert forked.poll() is None
@@ -247,14 +247,14 @@ def test_a_server_that_cannot_serve_is_not_asked_again(loads: str, environment: 
     forks = ForkServer.start([loads], environment)
     command = [sys.executable, "-m", "sleeps"]
     assert forks.takes(command, environment), "nobody knows yet"
-    assert forks.fork(command, environment, Streams(1, 2)) is None
+    assert forks.fork(command, environment, OutputFiles(1, 2)) is None
     assert not forks.takes(command, environment)
     forks.close()
 
 
 async def test_who_stops_waiting_leaves_no_process(environment: Mapping[str, str]) -> None:
     forks = ForkServer.start([], environment)
-    asked = asyncio.create_task(forks.fork_soon([sys.executable, "-m", "sleeps"], environment, Streams(1, 2)))
+    asked = asyncio.create_task(forks.fork_beside([sys.executable, "-m", "sleeps"], environment, OutputFiles(1, 2)))
     await asyncio.sleep(0.05)  # it loads
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -273,7 +273,7 @@ def test_a_parent_is_named_to_what_it_starts(environment: Mapping[str, str], tmp
     given = {**environment, PARENT_PID: str(os.getpid())}
     with (tmp_path / "printed").open("wb") as out:
         command = [sys.executable, "-m", "polyrl_rollout.exec_with_parent_death_signal", "--", "echo", "held"]
-        forked = forks.fork(command, given, Streams(out.fileno(), 2))
+        forked = forks.fork(command, given, OutputFiles(out.fileno(), 2))
     assert forked is not None
     assert forked.wait(DEADLINE_S) == 0
     assert (tmp_path / "printed").read_text() == "held\n"

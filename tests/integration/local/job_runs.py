@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from polyrl.testing.started import Started
+from polyrl.testing.started import StartedProcess
 
 DEADLINE_S = 500
 SMALL_DIGITS = "def score(sample):\n    return sum(one in '01234' for one in sample.response) / 6\n"
@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
 def polyrl(*words: object) -> subprocess.CompletedProcess[str]:
     """A whole run of `polyrl`."""
     pipe = subprocess.PIPE
-    with Started(command(*words), stdout=pipe, stderr=pipe, text=True, env=environment()) as run:
+    with StartedProcess(command(*words), stdout=pipe, stderr=pipe, text=True, env=environment()) as run:
         try:
             out, err = run.communicate(timeout=DEADLINE_S)
         except BaseException:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from transformers import AutoModelForCausalLM
 
-from polyrl.testing.started import Started, words_of
+from polyrl.testing.started import StartedProcess, words_of
 from tests.integration.local.job_runs import command, environment, rl_rows, write_digits_job
 
 DEADLINE_S = 500.0
@@ -71,7 +71,7 @@ def followers(top: psutil.Process) -> list[psutil.Process]:
 def test_a_killed_rank_costs_its_group_a_restart_and_the_run_nothing(tmp_path: Path) -> None:
     job, run = write_digits_job(tmp_path, JOB), tmp_path / "run"
     argv, env = command("run", job, "--no-check", "--out", run), environment()
-    process = Started(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    process = StartedProcess(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     deadline = time.monotonic() + DEADLINE_S
     while len(rl_rows(run)) < KILL_AFTER_STEP:
         assert process.poll() is None, process.communicate()[0]

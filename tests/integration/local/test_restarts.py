@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from polyrl.testing.started import Started, words_of
+from polyrl.testing.started import StartedProcess, words_of
 from polyrl_cli.inspection.check import check_lines
 from polyrl_cli.report.timeline import read_metrics
 
@@ -53,7 +53,7 @@ class Run:
         self.root = root
         sets = [f"--set={path}={value}" for path, value in {**SMALL, **changes}.items()]
         argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), "--no-check", *sets, "--out", str(root)]
-        self.process = Started(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = StartedProcess(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + DEADLINE_S

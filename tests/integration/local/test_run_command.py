@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polyrl.sample_record import SAMPLES, parse_records
-from polyrl.testing.started import Started
+from polyrl.testing.started import StartedProcess
 from polyrl_cli.report.timeline import read_metrics
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +56,9 @@ def steps_of(out: Path, phase: str) -> list[int]:
 @pytest.mark.slow
 def test_interrupted_and_resumed(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    first = Started(command(out, **{"spec.recipe.algorithm.steps": LONG_STEPS}), stdout=subprocess.PIPE, text=True)
+    first = StartedProcess(
+        command(out, **{"spec.recipe.algorithm.steps": LONG_STEPS}), stdout=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + DEADLINE_S
     while len(steps_of(out, "rl")) < 2:
         assert time.monotonic() < deadline, "no RL step came"

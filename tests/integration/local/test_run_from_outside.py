@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from polyrl.control import parse_endpoints
 from polyrl.keys import OperatorKeys, read_keys
-from polyrl.testing.started import Started
+from polyrl.testing.started import StartedProcess
 from polyrl_cli.app import USER_ERROR, app
 from polyrl_cli.report.timeline import read_metrics
 
@@ -50,7 +50,7 @@ class LiveRun:
         self.out = out
         sets = [f"--set={path}={value}" for path, value in SMALL.items()]
         argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), "--no-check", *sets, "--out", str(out)]
-        self.process = Started(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = StartedProcess(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def ask(self, command: str, *more: str) -> Result:
         return CliRunner().invoke(app, [command, str(self.out), *more], catch_exceptions=False)

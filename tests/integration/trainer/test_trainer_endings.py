@@ -22,7 +22,7 @@ from polyrl.errors import (
     StoreFailed,
     Superseded,
 )
-from polyrl.testing.started import Started
+from polyrl.testing.started import StartedProcess
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_operator.secret import write_run_keys
@@ -67,7 +67,7 @@ def test_a_pod_that_waited_in_vain_is_tried_again(folder: Path) -> None:
 
 def test_a_pod_leaves_at_once_when_it_is_asked_to_while_it_waits(folder: Path) -> None:
     command = trainer(folder, "--hand-over", "--max-manager-outage", "600", "--advertise", "127.0.0.1")
-    with (folder / "log").open("wb") as log, Started(command, stderr=log) as process:
+    with (folder / "log").open("wb") as log, StartedProcess(command, stderr=log) as process:
         until = time.monotonic() + DEADLINE_S
         while b"trainer starts" not in (folder / "log").read_bytes():
             assert time.monotonic() < until, (folder / "log").read_text()

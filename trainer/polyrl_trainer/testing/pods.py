@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from polyrl.keys import TrainerKeys, read_keys
-from polyrl.testing.started import Started, words_of
+from polyrl.testing.started import StartedProcess, words_of
 from polyrl.wire.sealing import LastingKeys
 from polyrl.worker import EXPLAINED_EXITS
 
@@ -37,7 +37,7 @@ def start_pod(folder: Path, pod: int, port: int, *more: str) -> subprocess.Popen
     # A pod's own name leads to its address; here all are one machine.
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with (folder / f"pod-{pod}.log").open("ab") as log:
-        return Started(argv, stderr=log, stdout=log, env=environment, start_new_session=True)
+        return StartedProcess(argv, stderr=log, stdout=log, env=environment, start_new_session=True)
 
 
 def ranks_of(pod: subprocess.Popen[bytes]) -> list[psutil.Process]:

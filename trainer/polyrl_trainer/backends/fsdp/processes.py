@@ -19,7 +19,7 @@ from typing import Final
 import torch
 
 from polyrl import parent_death_signal
-from polyrl.forks import Forked, Streams, own_server
+from polyrl.forks import Forked, OutputFiles, own_server
 from polyrl_trainer.backends.fsdp.heartbeat import LINK
 from polyrl_trainer.backends.fsdp.ranks import RankPlace
 
@@ -122,7 +122,7 @@ def _process(
 ) -> subprocess.Popen[bytes] | Forked:
     forks = own_server()
     if forks is not None and forks.takes(command, environment):
-        forked = forks.fork(command, environment, Streams(STDOUT, STDERR), passed=passed)
+        forked = forks.fork(command, environment, OutputFiles(STDOUT, STDERR), passed=passed)
         if forked is not None:
             return forked
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=passed)
