@@ -48,9 +48,10 @@ TOKENS: Final = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def loaded_libraries() -> Iterator[None]:
+def loaded_libraries(request: pytest.FixtureRequest) -> Iterator[None]:
     """Of the processes that tests start with `StartedProcess`, and of ranks and engines of this one."""
-    if sys.platform != "linux":
+    apart = all(item.get_closest_marker("api") or item.get_closest_marker("browser") for item in request.session.items)
+    if sys.platform != "linux" or apart:
         yield
         return
     forks = ForkServer.start(LIBRARIES, os.environ)
