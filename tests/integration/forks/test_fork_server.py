@@ -64,7 +64,7 @@ def environment(modules: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def forks(environment: Mapping[str, str]) -> Iterator[ForkServer]:
-    server = ForkServer.start(["json", "numpy"], environment)
+    server = ForkServer.start(["json", "numpy.random"], environment)
     yield server
     server.close()
 
@@ -259,11 +259,16 @@ async def test_who_stops_waiting_leaves_no_process(environment: Mapping[str, str
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    me = psutil.Process()
-    sleeping = [1]
-    while sleeping:
-        sleeping = [one.pid for one in me.children(recursive=True) if lives(one.pid) and "sleeps" in words_of(one)]
+    # One at a time: the first is there when the second is.
+    second = await asyncio.to_thread(forks.fork, [sys.executable, "-m", "ends", "0"], environment, OutputFiles(1, 2))
+    assert second is not None
+    assert second.wait(DEADLINE_S) == 0
+    left = [1]
+    until_s = time.monotonic() + DEADLINE_S
+    while left:
+        assert time.monotonic() < until_s, "it lives on"
         await asyncio.sleep(0.01)
+        left = [one.pid for one in psutil.Process().children() if lives(one.pid) and "sleeps" in words_of(one)]
     forks.close()
 
 
