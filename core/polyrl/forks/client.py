@@ -17,7 +17,7 @@ import msgspec
 
 from polyrl.forks import own
 from polyrl.forks.forked import Forked
-from polyrl.forks.request import ForkRequest, imports_alike, module_of
+from polyrl.forks.request import NOBODY, ForkRequest, imports_alike, module_of
 from polyrl.parent_death_signal import PARENT_PID
 
 READY_S: Final = 120.0
@@ -130,12 +130,13 @@ class ForkServer:
                 self._link.socket.settimeout(READY_S)
                 socket.send_fds(self._link.socket, [msgspec.msgpack.encode(request)], files)
                 answer = self._link.socket.recv(ANSWER_BYTES)
-                return msgspec.msgpack.decode(answer, type=int)
+                pid = msgspec.msgpack.decode(answer, type=int)
             except (OSError, msgspec.DecodeError):  # an empty answer: its end
-                self._link.is_gone = True
-                return None
+                pid = NOBODY
             finally:
                 _ask_for_orphans(False)
+        self._link.is_gone = self._link.is_gone or pid == NOBODY
+        return None if pid == NOBODY else pid
 
 
 def _ask_for_orphans(wanted: bool) -> None:

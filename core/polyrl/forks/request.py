@@ -21,6 +21,10 @@ NOT_READ_BY_IMPORTS: Final = (
 library was loaded (`HF_HOME`, `TRANSFORMERS_OFFLINE`), and a fork would go by the server's value."""
 
 
+NOBODY: Final = 0
+"""Answer of a server whose fork was not adopted by whoever asked."""
+
+
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A process to be made of the server's."""
 

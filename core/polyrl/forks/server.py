@@ -19,12 +19,12 @@ from setproctitle import setproctitle
 
 from polyrl import parent_death_signal
 from polyrl.forks import own
-from polyrl.forks.request import ForkRequest
+from polyrl.forks.request import NOBODY, ForkRequest
 
 LONGEST_REQUEST_BYTES: Final = 1 << 20
 """An environment and arguments; the kernel takes a fifth of that in one message."""
 MAX_DESCRIPTORS: Final = 64
-ADOPTION_S: Final = 10.0
+ADOPTION_S: Final = 5.0
 """How long an orphan's new parent is waited for; the kernel needs microseconds."""
 POLL_S: Final = 0.0005
 """Between two looks who the parent is: nothing tells."""
@@ -91,6 +91,8 @@ def _become(request: ForkRequest, files: list[int], link: socket.socket) -> None
     until = time.monotonic() + ADOPTION_S
     while os.getppid() != request.parent:
         if time.monotonic() > until:
+            with suppress(OSError):
+                link.send(msgspec.msgpack.encode(NOBODY))
             os._exit(1)
         time.sleep(POLL_S)
     _end_with(request.parent)

@@ -16,11 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from polyrl.forks import Forked, ForkServer, OutputFiles
+from polyrl.forks import Forked, ForkServer, OutputFiles, client
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.testing.started import words_of
 
 DEADLINE_S = 30.0
+pytestmark = pytest.mark.timeout(150)  # more than a silent server is waited for
 MODULES = {
     "tells": """
         import json, os, signal, sys
@@ -228,6 +229,18 @@ def test_it_ends_when_whoever_asked_is_killed(environment: Mapping[str, str]) ->
         asker.kill()
     for one in below:
         until(lambda one=one: not lives(one.pid), f"{one} to end")
+
+
+def test_a_fork_that_is_not_adopted_is_refused(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a kernel gives its orphans to nobody else: the server is not asked again."""
+    monkeypatch.setattr(client, "_ask_for_orphans", lambda wanted: None)
+    forks = ForkServer.start([], environment)
+    command = [sys.executable, "-m", "sleeps"]
+    began = time.monotonic()
+    assert forks.fork(command, environment, OutputFiles(1, 2)) is None
+    assert time.monotonic() - began < client.READY_S
+    assert not forks.takes(command, environment)
+    forks.close()
 
 
 def test_what_it_forked_outlives_a_server(environment: Mapping[str, str]) -> None:
