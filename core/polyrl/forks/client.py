@@ -23,6 +23,8 @@ from polyrl.parent_death_signal import PARENT_PID
 READY_S: Final = 120.0
 """Longest wait for an answer: at first the server loads its libraries, ten times as long from a cold disk with all
 cores taken."""
+KILLED_S: Final = 10.0
+"""How long the kernel may take to end a process."""
 STDOUT: Final = 1
 STDERR: Final = 2
 ANSWER_BYTES: Final = 64
@@ -121,7 +123,7 @@ class ForkServer:
         self._link.socket.close()
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(KILLED_S)
 
     def _ask(self, request: ForkRequest, files: Sequence[int]) -> int | None:
         with _one_at_a_time:
@@ -148,7 +150,7 @@ def _ask_for_orphans(wanted: bool) -> None:
 def _end(asked: asyncio.Future[Forked | None]) -> None:
     if not asked.cancelled() and asked.exception() is None and (forked := asked.result()) is not None:
         forked.kill()
-        forked.wait()
+        forked.wait(KILLED_S)
 
 
 def own_server() -> ForkServer | None:
