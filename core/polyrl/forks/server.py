@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 from setproctitle import setproctitle
@@ -74,7 +74,10 @@ def _serve(link: socket.socket) -> ForkRequest | None:
         if not between:
             if os.fork():
                 os._exit(0)
-            _become(request, files, link)
+            try:
+                _become(request, files, link)
+            except OSError:  # as a folder that is gone: whoever asked spawns it, and hears why
+                _refuse(link)
             return request
         os.waitpid(between, 0)
         for file in files:
@@ -91,9 +94,7 @@ def _become(request: ForkRequest, files: list[int], link: socket.socket) -> None
     until = time.monotonic() + ADOPTION_S
     while os.getppid() != request.parent:
         if time.monotonic() > until:
-            with suppress(OSError):
-                link.send(msgspec.msgpack.encode(NOBODY))
-            os._exit(1)
+            _refuse(link)
         time.sleep(POLL_S)
     _end_with(request.parent)
     os.environ.clear()
@@ -111,6 +112,12 @@ def _become(request: ForkRequest, files: list[int], link: socket.socket) -> None
         link.send(msgspec.msgpack.encode(os.getpid()))
     link.close()
     _place(files, request.descriptors)
+
+
+def _refuse(link: socket.socket) -> NoReturn:
+    with suppress(OSError):
+        link.send(msgspec.msgpack.encode(NOBODY))
+    os._exit(1)
 
 
 def _end_with(parent: int) -> None:

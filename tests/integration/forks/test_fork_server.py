@@ -243,6 +243,17 @@ def test_a_fork_that_is_not_adopted_is_refused(environment: Mapping[str, str], m
     forks.close()
 
 
+def test_what_cannot_become_what_was_asked_for_is_refused_at_once(
+    environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    forks = ForkServer.start([], environment)
+    command = [sys.executable, "-m", "sleeps"]
+    began = time.monotonic()
+    assert forks.fork(command, environment, OutputFiles(1, 2), folder=str(tmp_path / "gone")) is None
+    assert time.monotonic() - began < client.READY_S / 2
+    forks.close()
+
+
 def test_what_it_forked_outlives_a_server(environment: Mapping[str, str]) -> None:
     forks = ForkServer.start([], environment)
     forked = forks.fork([sys.executable, "-m", "sleeps"], environment, OutputFiles(1, 2))
