@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from polyrl.forks import ForkServer, own
+from polyrl.manifest.environment import EVERY_WORKER, inherited
 from polyrl_cli.local.loaded import LIBRARIES
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # as processes have it that tests start; what wants a Hub says so
@@ -54,7 +55,8 @@ def loaded_libraries(request: pytest.FixtureRequest) -> Iterator[None]:
     if sys.platform != "linux" or apart:
         yield
         return
-    forks = ForkServer.start(LIBRARIES, os.environ)
+    # As a run's own server is, so that a run that was forked of it needs none.
+    forks = ForkServer.start((*LIBRARIES, "polyrl_cli.local.run"), inherited(os.environ, EVERY_WORKER))
     forks.keep()
     yield
     own.set_link(None)

@@ -17,8 +17,11 @@ LIBRARIES: Final = (
     "polyrl_trainer.app",
     "transformers.generation.continuous_batching.continuous_api",
     "transformers.models.auto.modeling_auto",
+    "polyrl_rollout.manager.server",
+    "polyrl_rollout.agent.app",
+    "typer",
 )
-"""What takes long to load of a trainer and of an embedded engine, with torch below it."""
+"""What takes long to load of a trainer and of an embedded engine, with torch below it, and of manager and agent."""
 
 DRIVERS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """There wherever the driver of a GPU is."""

@@ -25,7 +25,7 @@ MODEL_CLAIM: Final = "POLYRL_MODEL_CLAIM"
 
 EVERY_WORKER: Final = (
     *("PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", VISIBLE_GPUS, GPU_ORDER),
-    *("POLYRL_SGLANG_PYTHON", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
+    *("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "POLYRL_SGLANG_PYTHON", "SGLANG_USE_CPU_ENGINE"),
 )
 """What a worker inherits: where programs, libraries, caches and devices are, how people here write text, where SGLang
 is, and that it finds no GPU or no network here."""

@@ -6,11 +6,14 @@ from __future__ import annotations
 import inspect
 import os
 import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from polyrl.forks import OutputFiles, own_server
+from polyrl.manifest.environment import EVERY_WORKER, inherited
 
 INHERITED = -1
 """What Popen calls a stream that is this process's own."""
@@ -23,7 +26,10 @@ class StartedProcess(subprocess.Popen[Any]):
         plan = inspect.signature(subprocess.Popen._execute_child).bind(self, *given, **named).arguments  # type: ignore[attr-defined]
         command, environment = list(map(str, plan["args"])), dict(plan["env"] or os.environ)
         forks = own_server()
-        if forks is None or plan["p2cwrite"] != INHERITED or not forks.takes(command, environment):
+        # What a test only passes on (of its shell, of pytest) is nothing that it starts the process for.
+        set_here = {name: text for name, text in environment.items() if os.environ.get(name) != text}
+        read = set_here | inherited(environment, EVERY_WORKER)
+        if forks is None or plan["p2cwrite"] != INHERITED or not forks.takes(command, read):
             super()._execute_child(*given, **named)  # type: ignore[misc]
             return
         out = 1 if plan["c2pwrite"] == INHERITED else plan["c2pwrite"]
@@ -43,6 +49,20 @@ class StartedProcess(subprocess.Popen[Any]):
         self.pid, self._child_created = forked.pid, True
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(plan[name] for name in ends))  # type: ignore[attr-defined]
+
+
+def ran(
+    command: Sequence[str], *, timeout_s: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """How it ended and all that it printed; killed, and raises subprocess.TimeoutExpired, after `timeout_s`."""
+    pipe = subprocess.PIPE
+    with StartedProcess(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=env) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def words_of(process: psutil.Process) -> list[str]:

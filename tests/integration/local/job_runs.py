@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from polyrl.testing.started import StartedProcess
+from polyrl.testing.started import ran
 
 DEADLINE_S = 500
 SMALL_DIGITS = "def score(sample):\n    return sum(one in '01234' for one in sample.response) / 6\n"
@@ -22,21 +22,14 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "polyrl_cli.app", *map(str, words)]
 
 
-def environment() -> dict[str, str]:
+def environment(**more: str) -> dict[str, str]:
     """This process's, without the Hub."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "HF_HUB_OFFLINE": "1", **more}
 
 
-def polyrl(*words: object) -> subprocess.CompletedProcess[str]:
-    """A whole run of `polyrl`."""
-    pipe = subprocess.PIPE
-    with StartedProcess(command(*words), stdout=pipe, stderr=pipe, text=True, env=environment()) as run:
-        try:
-            out, err = run.communicate(timeout=DEADLINE_S)
-        except BaseException:
-            run.kill()
-            raise
-    return subprocess.CompletedProcess(run.args, run.returncode, out, err)
+def polyrl(*words: object, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    """A whole run of `polyrl`; `more`: variables of its environment."""
+    return ran(command(*words), timeout_s=DEADLINE_S, cwd=cwd, env=environment(**more))
 
 
 def write_digits_job(folder: Path, job: str) -> Path:

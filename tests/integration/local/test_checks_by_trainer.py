@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import http.server
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +18,7 @@ from polyrl.errors import InvalidManifest, UserError
 from polyrl_cli.manifests import checks
 from polyrl_cli.manifests.load import check_contents, load_manifest
 from polyrl_cli.manifests.reward import reward_lines
+from tests.integration.local.job_runs import polyrl
 
 GONE_S = 10.0
 """For a killed process to end, on a loaded machine."""
@@ -243,12 +242,6 @@ def score(sample):
     request = urllib.request.Request(os.environ["JUDGE_URL"] + os.environ["JUDGE_PATH"], headers=key)
     return {"reward": float(urllib.request.urlopen(request).read()), "length": len(sample.response)}
 """
-
-
-def polyrl(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "polyrl_cli.app", *arguments]
-    env = {**os.environ, **environment}
-    return subprocess.run(program, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from polyrl_cli.manifests.load import (
     read_manifest,
     validation_report,
 )
+from tests.integration.local.job_runs import polyrl
 
 GOOD = """\
 apiVersion: polyrl.dev/v1alpha1
@@ -400,11 +401,6 @@ def test_gpus_of_the_trainers_pod_are_processes_there_and_one_process_here(job: 
 def test_a_status_from_a_cluster_is_ignored(job: Path) -> None:
     job.write_text(GOOD + "status: {state: Unheard, later: 1}\n")
     assert load_manifest(job).status is None
-
-
-def polyrl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "polyrl_cli.app", *arguments]
-    return subprocess.run(program, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(

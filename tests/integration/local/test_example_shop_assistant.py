@@ -4,14 +4,13 @@ while an engine dies between turns."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from polyrl_cli.report.timeline import read_metrics
+from tests.integration.local.job_runs import polyrl
 
 JOB = Path(__file__).parents[3] / "examples" / "shop-assistant" / "job.yaml"
 DEADLINE_S = 500
@@ -26,11 +25,6 @@ SHORTER = {
     "spec.rollout.maxReplicas": 1,
     "spec.faultInjection": "[{atStep: 3, action: Kill, rollout: 0}]",
 }
-
-
-def polyrl(*words: object) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "polyrl_cli.app", *map(str, words)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
 @pytest.mark.slow

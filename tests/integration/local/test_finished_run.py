@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from polyrl_cli.app import USER_ERROR, app
 from polyrl_cli.local.run_folder import RunFolder, locked
+from tests.integration.local.job_runs import polyrl
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "sort-digits"
@@ -44,13 +45,6 @@ def score(sample):
 """Keeps every answer for the example's own reward; the last one to an evaluation prompt is the trained model's."""
 Finished = tuple[Path, dict[str, str], str]
 """A run's folder, the model's answers by prompt, and what the command printed."""
-
-
-def polyrl(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "polyrl_cli.app", *map(str, words)]
-    # Whatever is not in the folder must not come from anywhere else either.
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
-    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
 
 
 def ask(*words: object) -> Result:

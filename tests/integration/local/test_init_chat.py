@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from polyrl_cli.manifests.starter import CHAT_ROWS
+from tests.integration.local import job_runs
 
 DEADLINE_S = 500
 REFUSED_WITHIN_S = 60.0
@@ -41,9 +41,7 @@ SMALL = {
 
 
 def polyrl(folder: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache"), **environment}
-    argv = [sys.executable, "-m", "polyrl_cli.app", *map(str, words)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
+    return job_runs.polyrl(*words, HF_HOME=str(folder / "cache"), **environment)
 
 
 def make_model(folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polyrl.sample_record import SAMPLES, parse_records
-from polyrl.testing.started import StartedProcess
+from polyrl.testing.started import StartedProcess, ran
 from polyrl_cli.report.timeline import read_metrics
 
 ROOT = Path(__file__).parents[3]
@@ -41,8 +41,7 @@ def command(out: Path, resume: bool = False, **changes: object) -> list[str]:
 
 
 def run(out: Path, resume: bool = False, **changes: object) -> subprocess.CompletedProcess[str]:
-    argv = command(out, resume, **changes)
-    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    return ran(command(out, resume, **changes), timeout_s=DEADLINE_S)
 
 
 def summary_of(out: Path) -> dict:
@@ -107,7 +106,7 @@ def test_sft_with_evaluation_starts_the_reserved_engine_and_shows_what_the_rewar
     (tmp_path / "reward.py").write_text(PRINTING_REWARD)
     supervised = {"spec.recipe.mode": "sft", "spec.recipe.evaluation.everySteps": "0"}
     argv = command(out, **supervised, **{"spec.recipe.code.path": tmp_path})
-    done = subprocess.run([*argv, "--show-prints"], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = ran([*argv, "--show-prints"], timeout_s=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = sorted(log.name for log in (out / "logs").iterdir())
     assert logs == ["manager.log", "prints.log", "reserved.log", "trainer.log"]

@@ -11,6 +11,7 @@ NAMES = [
     # name, reaches every worker, reaches the trainer
     ("PATH", True, True),
     ("HF_HUB_OFFLINE", True, True),
+    ("HF_HOME", True, True),
     ("HF_TOKEN", False, True),
     ("HF_ENDPOINT", False, True),
     ("WANDB_MODE", False, True),
