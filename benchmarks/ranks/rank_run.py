@@ -60,7 +60,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10)
     asked = parser.parse_args()
     parent_death_signal.hold()
-    leaving = interpreter.PromptExit()
     group = LearnerGroup(asked.ranks, "cpu", threads=1, wait_seconds=WAIT_SECONDS)
     code = 0
     try:
@@ -70,9 +69,9 @@ def main() -> int:
         code = TEMPORARY_EXIT
     finally:
         group.close()
-    leaving.set_code(code)
     return code
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with interpreter.prompt_exit():
+        raise SystemExit(main())

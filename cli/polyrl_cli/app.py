@@ -108,13 +108,8 @@ def version() -> None:
 
 def main() -> None:
     """Entry point of the `polyrl` command."""
-    leaving = interpreter.PromptExit()
-    try:
+    with interpreter.prompt_exit():
         app()
-    except SystemExit as end:
-        if isinstance(end.code, int):
-            leaving.set_code(end.code)
-        raise
 
 
 if __name__ == "__main__":

@@ -25,22 +25,30 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-class PromptExit:
-    """Ends the process where Python would begin to take its modules apart: threads are over and exit handlers were
-    called. To be made before the libraries are loaded, since exit handlers are called from the last to the first."""
+_code: list[int] = []
+"""What this process ends with, once that is known."""
 
-    def __init__(self) -> None:
-        self._code: int | None = None
-        atexit.register(self._end)
 
-    def set_code(self, code: int) -> None:
-        """What the process ends with. Without it Python ends as ever, so that no failure becomes a success."""
-        self._code = code
+@contextmanager
+def prompt_exit() -> Iterator[None]:
+    """The process ends as what runs inside does, and where Python would begin to take its modules apart: threads are
+    over and exit handlers were called. This module is to be imported before the libraries, also where the process was
+    forked from, since exit handlers are called from the last to the first."""
+    try:
+        yield
+        _code.append(0)
+    except SystemExit as end:
+        _code.append(0 if end.code is None else end.code if isinstance(end.code, int) else 1)
+        raise
+    except Exception:
+        _code.append(1)
+        raise
 
-    def _end(self) -> None:
-        if self._code is None:
-            return
-        os._exit(self._code if flushed() or self._code else 1)
+
+@atexit.register
+def _end() -> None:
+    if _code:
+        os._exit(_code[-1] if flushed() or _code[-1] else 1)
 
 
 def flushed() -> bool:

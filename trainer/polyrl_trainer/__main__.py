@@ -48,7 +48,6 @@ def main(  # noqa: PLR0913 - one argument per flag
 ) -> None:
     """Learn until the recipe is done."""
     parent_death_signal.hold()
-    leaving = interpreter.PromptExit()
     _log_json()
     if isinstance(sys.stdout, TextIOWrapper):
         # User code prints in many threads; unbuffered, a line and its end are two writes, between which others come.
@@ -83,7 +82,6 @@ def main(  # noqa: PLR0913 - one argument per flag
     if any_abandoned():
         # Its library's exit handlers would wait for the service that was not waited for.
         os._exit(code)
-    leaving.set_code(code)
     raise typer.Exit(code)
 
 
@@ -136,4 +134,5 @@ def _log_json() -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    with interpreter.prompt_exit():
+        typer.run(main)

@@ -66,6 +66,11 @@ class ProcessFleet:
         """Seconds on the clock of every time this fleet reports."""
         return time.monotonic()
 
+    def fork_no_more(self) -> None:
+        """What is started, also at this moment, is spawned: a fork may be long in coming."""
+        if self._forks is not None:
+            self._forks.close()
+
     async def list(self) -> builtins.list[ObservedWorker]:
         """Every worker ever started, oldest first."""
         self._change.clear()

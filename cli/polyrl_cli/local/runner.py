@@ -216,6 +216,7 @@ class LocalRun:
 
     def _on_signal(self, number: signal.Signals) -> None:
         self.stopped_by = self.stopped_by or signal.Signals(number)
+        self._fleet.fork_no_more()
         self._wake.set()
 
     async def _stop_rest(self) -> None:

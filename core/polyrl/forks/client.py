@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +18,7 @@ import msgspec
 
 from polyrl.forks import own
 from polyrl.forks.forked import Forked
-from polyrl.forks.request import NOBODY, ForkRequest, imports_alike, module_of
+from polyrl.forks.request import ForkRequest, imports_alike, module_of
 from polyrl.parent_death_signal import PARENT_PID
 
 READY_S: Final = 120.0
@@ -28,7 +29,7 @@ KILLED_S: Final = 10.0
 STDOUT: Final = 1
 STDERR: Final = 2
 ANSWER_BYTES: Final = 64
-"""A process id, as MessagePack."""
+"""A process id in digits."""
 
 PR_SET_CHILD_SUBREAPER: Final = 36
 """prctl's option number, from <linux/prctl.h>."""
@@ -92,9 +93,10 @@ class ForkServer:
         assert module is not None, "asked for by `takes`"
         request = ForkRequest(
             module=module,
-            arguments=tuple(command[3:]),
-            environment=dict(environment),
-            folder=folder or os.getcwd(),
+            arguments=tuple(map(os.fsencode, command[3:])),
+            environment={os.fsencode(name): os.fsencode(text) for name, text in environment.items()},
+            # By this process, since its own may be gone, or not the server's.
+            folder=os.fsencode(os.path.join(f"/proc/{os.getpid()}/cwd", folder or "")),
             parent=os.getpid(),
             descriptors=(STDOUT, STDERR, *passed),
             own_session=own_session,
@@ -126,19 +128,28 @@ class ForkServer:
             self._process.wait(KILLED_S)
 
     def _ask(self, request: ForkRequest, files: Sequence[int]) -> int | None:
-        with _one_at_a_time:
+        pid = b""
+        with _one_at_a_time, suppress(OSError):
+            if self._link.is_gone:
+                return None
             _ask_for_orphans(True)
             try:
-                self._link.socket.settimeout(READY_S)
-                socket.send_fds(self._link.socket, [msgspec.msgpack.encode(request)], files)
-                answer = self._link.socket.recv(ANSWER_BYTES)
-                pid = msgspec.msgpack.decode(answer, type=int)
-            except (OSError, msgspec.DecodeError):  # an empty answer: its end
-                pid = NOBODY
+                pid = _answer(self._link.socket, msgspec.msgpack.encode(request), files)
             finally:
                 _ask_for_orphans(False)
-        self._link.is_gone = self._link.is_gone or pid == NOBODY
-        return None if pid == NOBODY else pid
+                self._link.is_gone = self._link.is_gone or not pid
+        return int(pid) if pid else None
+
+
+def _answer(link: socket.socket, request: bytes, files: Sequence[int]) -> bytes:
+    """By a socket that is this request's own: empty when all that could answer have ended."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link.settimeout(READY_S)
+        socket.send_fds(link, [request], [theirs.fileno(), *files])
+        theirs.close()
+        ours.settimeout(READY_S)
+        return ours.recv(ANSWER_BYTES)
 
 
 def _ask_for_orphans(wanted: bool) -> None:

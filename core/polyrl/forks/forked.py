@@ -79,10 +79,6 @@ class Forked:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        """Asks it to end."""
-        self.send_signal(signal.SIGTERM)
-
     def kill(self) -> None:
         """Ends it by force."""
         self.send_signal(signal.SIGKILL)

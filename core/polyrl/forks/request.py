@@ -23,18 +23,15 @@ NOT_READ_BY_IMPORTS: Final = (
 library was loaded (`HF_HOME`, `TRANSFORMERS_OFFLINE`), and a fork would go by the server's value."""
 
 
-NOBODY: Final = 0
-"""Answer of a server whose fork was not adopted by whoever asked."""
-
-
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A process to be made of the server's."""
 
     module: str
     """Run as by `python -m`."""
-    arguments: tuple[str, ...]
-    environment: dict[str, str]
-    folder: str
+    arguments: tuple[bytes, ...]
+    """These, variables and the folder as the kernel has them: not all are text."""
+    environment: dict[bytes, bytes]
+    folder: bytes
     """To work in."""
     parent: int
     """Process id of who asks."""

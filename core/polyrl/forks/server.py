@@ -6,20 +6,21 @@ It has one thread, or it does not serve: what is forked beside other threads hol
 from __future__ import annotations
 
 import os
+import resource
 import runpy
 import signal
 import socket
 import sys
 import time
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 from setproctitle import setproctitle
 
-from polyrl import parent_death_signal
+from polyrl import interpreter, parent_death_signal
 from polyrl.forks import own
-from polyrl.forks.request import NOBODY, ForkRequest
+from polyrl.forks.request import ForkRequest
 
 LONGEST_REQUEST_BYTES: Final = 1 << 20
 """An environment and arguments; the kernel takes a fifth of that in one message."""
@@ -51,16 +52,17 @@ def run(link: socket.socket) -> None:
         _end_with(worker)
         request = _serve(theirs)
     if request is not None:
-        setproctitle(" ".join([sys.executable, "-m", request.module, *request.arguments]))
-        sys.argv = [request.module, *request.arguments]
-        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+        sys.argv = [request.module, *map(os.fsdecode, request.arguments)]
+        setproctitle(" ".join([sys.executable, "-m", *sys.argv]).encode(errors="replace").decode())
+        _compute()
+        with interpreter.prompt_exit():  # what the server has loaded says much when it is taken apart
+            runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 
 def _serve(link: socket.socket) -> ForkRequest | None:
     """None when nobody asks any more; what was asked for, in the process that is to do it."""
     setproctitle(SERVING)
-    for number in DEAF_TO:
-        signal.signal(number, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in DEAF_TO}
     _keep_open(link.fileno())
     while True:
         try:
@@ -72,12 +74,14 @@ def _serve(link: socket.socket) -> ForkRequest | None:
         request = msgspec.msgpack.decode(data, type=ForkRequest)
         between = os.fork()
         if not between:
-            if os.fork():
-                os._exit(0)
             try:
+                if os.fork():
+                    os._exit(0)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
                 _become(request, files, link)
-            except OSError:  # as a folder that is gone: whoever asked spawns it, and hears why
-                _refuse(link)
+            except BaseException:  # noqa: BLE001 - as a folder that is gone: whoever asked spawns it, and hears why
+                os._exit(1)
             return request
         os.waitpid(between, 0)
         for file in files:
@@ -94,30 +98,23 @@ def _become(request: ForkRequest, files: list[int], link: socket.socket) -> None
     until = time.monotonic() + ADOPTION_S
     while os.getppid() != request.parent:
         if time.monotonic() > until:
-            _refuse(link)
+            os._exit(1)
         time.sleep(POLL_S)
     _end_with(request.parent)
-    os.environ.clear()
-    os.environ.update(request.environment)
+    os.environb.clear()
+    os.environb.update(request.environment)
     os.chdir(request.folder)
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE):  # ours change these for all that they start
+        resource.setrlimit(limit, resource.prlimit(request.parent, limit))
     if request.own_session:
         os.setsid()
     if request.umask is not None:
         os.umask(request.umask)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in DEAF_TO[1:]:
-        signal.signal(number, signal.SIG_DFL)
-    _compute_by(request.environment)
-    with suppress(OSError):
-        link.send(msgspec.msgpack.encode(os.getpid()))
     link.close()
-    _place(files, request.descriptors)
-
-
-def _refuse(link: socket.socket) -> NoReturn:
-    with suppress(OSError):
-        link.send(msgspec.msgpack.encode(NOBODY))
-    os._exit(1)
+    answer = max(request.descriptors) + 1
+    _place(files, (answer, *request.descriptors))
+    os.write(answer, str(os.getpid()).encode())  # fails where nobody waits for it any more
+    os.close(answer)
 
 
 def _end_with(parent: int) -> None:
@@ -125,10 +122,13 @@ def _end_with(parent: int) -> None:
     parent_death_signal.hold()
 
 
-def _compute_by(environment: dict[str, str]) -> None:
-    """What a library reads of the environment when it is loaded and that may differ, or draws at random then."""
+def _compute() -> None:
+    """By what a library reads of the environment when it is loaded and that may differ, or draws at random then. Starts
+    threads: nothing is forked from here on."""
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
+        wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # the others are of levels below
+        torch.set_num_threads(int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0)))
+        torch.default_generator.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,12 @@ DEADLINE_S = 30.0
 pytestmark = pytest.mark.timeout(150)  # more than a silent server is waited for
 MODULES = {
     "tells": """
-        import json, os, signal, sys
+        import json, os, resource, signal, sys
         print(json.dumps({
             "arguments": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd(), "parent": os.getppid(),
             "session": os.getsid(0), "umask": os.umask(0), "files": sorted(map(int, os.listdir("/proc/self/fd"))),
-            "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
-            "terminate": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "name": __name__,
+            "signals": [str(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
+            "limit": resource.getrlimit(resource.RLIMIT_NOFILE), "name": __name__,
         }))
     """,
     "ends": "import sys\nsys.exit(int(sys.argv[1]))",
@@ -37,6 +40,40 @@ MODULES = {
     "sleeps": "import time\ntime.sleep(600)",
     "says": "import os, sys\nos.write(int(sys.argv[1]), b'said')",
     "draws": "import numpy, random\nprint(numpy.random.random(), random.random())",
+    "draws_torch": "import torch\nprint(torch.rand(1, dtype=torch.float64).item(), torch.get_num_threads())",
+    "counts": """
+        import os
+        def note():
+            with open(os.environ["POLYRL_NOTES"], "a") as notes:
+                print(len(os.listdir("/proc/self/task")), file=notes)
+        os.register_at_fork(before=note)
+    """,
+    "cannot_fork": """
+        import errno, os
+        server, fork = os.getpid(), os.fork
+        def first_alone():
+            if os.getpid() != server:
+                raise OSError(errno.EAGAIN, "no more processes")
+            return fork()
+        os.fork = first_alone
+    """,
+    "dies": """
+        import os, signal
+        os.chdir = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
+    """,
+    "cleans_up": "import multiprocessing.util",
+    "taken_apart": """
+        import ctypes
+        ctypes.pythonapi.Py_AtExit(ctypes.CDLL(None).abort)
+    """,
+    "promptly": """
+        import sys
+        from multiprocessing import util
+        from polyrl import interpreter
+        util.Finalize(None, print, ("cleaned up",), exitpriority=1)
+        with interpreter.prompt_exit():
+            sys.exit(3)
+    """,
     "threaded": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     "has_child": """
         import os, sys, time
@@ -60,7 +97,8 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(modules: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(modules)}
+    path = os.pathsep.join(filter(None, [str(modules), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +157,8 @@ def test_it_is_as_it_was_asked_for(run: Run, tmp_path: Path) -> None:
     assert (reported["parent"], reported["session"]) == (os.getpid(), forked.pid)
     assert reported["files"][:3] == [0, 1, 2]
     assert len(reported["files"]) == 4, "the streams, and the listing's own"
-    assert reported["interrupt"]
-    assert reported["terminate"]
+    heeded = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    assert reported["signals"] == [str(signal.getsignal(one)) for one in heeded], "though their server is deaf to them"
 
 
 def test_it_has_no_variable_that_it_was_not_given(
@@ -153,7 +191,7 @@ def test_a_signal_that_ends_it_is_known(run: Run) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         forked.wait(0.01)
     assert forked.poll() is None
-    forked.terminate()
+    forked.send_signal(signal.SIGTERM)
     assert forked.wait(DEADLINE_S) == -signal.SIGTERM
     forked.kill()  # gone: nothing happens
 
@@ -192,6 +230,82 @@ def test_two_forks_draw_differently(run: Run, tmp_path: Path) -> None:
     assert len(set(drawn)) == 4
 
 
+def test_forks_compute_by_their_own_and_their_server_is_forked_before_they_have_threads(
+    environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    """torch draws its seed where it is loaded: each fork had the same one."""
+    notes, drawn = tmp_path / "notes", []
+    forks = ForkServer.start(["torch", "counts"], {**environment, "POLYRL_NOTES": str(notes)})
+    for threads in ("2", "2,1", "0"):
+        given = {**environment, "POLYRL_NOTES": str(notes), "OMP_NUM_THREADS": threads}
+        with (tmp_path / "printed").open("w+b") as out:
+            command = [sys.executable, "-m", "draws_torch"]
+            forked = forks.fork(command, given, OutputFiles(out.fileno(), 2), starts_others=True)
+            assert forked is not None
+            assert forked.wait(DEADLINE_S) == 0
+        drawn.append((tmp_path / "printed").read_text().split())
+    forks.close()
+    assert len({number for number, _ in drawn}) == 3
+    assert [count for _, count in drawn] == ["2", "2", str(len(os.sched_getaffinity(0)))]
+    assert set(notes.read_text().split()) == {"1"}
+
+
+def test_limits_are_those_of_whoever_asks_at_that_time(run: Run, tmp_path: Path) -> None:
+    """Who has read keys leaves no core dump, nor does what it starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        assert run("tells").wait(DEADLINE_S) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert json.loads((tmp_path / "printed").read_text())["limit"] == [soft - 1, hard]
+
+
+def test_names_need_be_no_text(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "m\udcfcller"
+    folder.mkdir()
+    forked = run("tells", folder, more={"POLYRL_MINE": str(folder)}, folder=str(folder))
+    assert forked.wait(DEADLINE_S) == 0, (tmp_path / "complaint").read_text()
+    reported = json.loads((tmp_path / "printed").read_text())
+    assert reported["environment"]["POLYRL_MINE"] == reported["folder"] == reported["arguments"][0] == str(folder)
+
+
+def test_it_works_where_whoever_asks_does_even_in_a_folder_that_is_gone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert run("tells", folder="below").wait(DEADLINE_S) == 0
+    assert json.loads((tmp_path / "printed").read_text())["folder"] == str(tmp_path / "here" / "below")
+    shutil.rmtree(tmp_path / "here")
+    assert run("ends", 3).wait(DEADLINE_S) == 3
+
+
+@pytest.mark.parametrize(("module", "code", "last"), [("ends", 3, ""), ("fails", 1, "ValueError: as it says\n")])
+def test_what_its_server_has_loaded_is_not_taken_apart_at_its_end(
+    module: str, code: int, last: str, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    """What such libraries print then stood below a worker's last words."""
+    forks = ForkServer.start(["taken_apart"], environment)
+    with (tmp_path / "printed").open("wb") as out:
+        command = [sys.executable, "-m", module, "3"]
+        forked = forks.fork(command, environment, OutputFiles(out.fileno(), out.fileno()))
+        assert forked is not None
+        assert forked.wait(DEADLINE_S) == code
+    forks.close()
+    assert (tmp_path / "printed").read_text().endswith(last)
+
+
+def test_exit_handlers_of_what_its_server_has_loaded_are_called(environment: Mapping[str, str], tmp_path: Path) -> None:
+    forks = ForkServer.start(["cleans_up"], environment)
+    with (tmp_path / "printed").open("wb") as out:
+        forked = forks.fork([sys.executable, "-m", "promptly"], environment, OutputFiles(out.fileno(), 2))
+        assert forked is not None
+        assert forked.wait(DEADLINE_S) == 3
+    forks.close()
+    assert (tmp_path / "printed").read_text() == "cleaned up\n"
+
+
 def test_processes_are_listed_by_what_they_do(run: Run) -> None:
     forked = run("sleeps", "--as", "rollout-0")
     until(lambda: words_of(psutil.Process(forked.pid))[1:] == ["-m", "sleeps", "--as", "rollout-0"], "a title")
@@ -221,12 +335,15 @@ time.sleep(600)
 def test_it_ends_when_whoever_asked_is_killed(environment: Mapping[str, str]) -> None:
     argv = [sys.executable, "-c", ASKS]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=dict(environment)) as asker:
-        assert asker.stdout is not None
-        pid = int(asker.stdout.readline())
-        below = psutil.Process(asker.pid).children(recursive=True)
-        assert pid in [one.pid for one in below]
-        assert len(below) == 2
-        asker.kill()
+        try:
+            assert asker.stdout is not None
+            pid = int(asker.stdout.readline())
+            # Its server may not have looked yet how the one between the two ended.
+            below = [one for one in psutil.Process(asker.pid).children(recursive=True) if lives(one.pid)]
+            assert pid in [one.pid for one in below]
+            assert len(below) == 2
+        finally:
+            asker.kill()  # what is left of `with` waits for its end
     for one in below:
         until(lambda one=one: not lives(one.pid), f"{one} to end")
 
@@ -243,15 +360,79 @@ def test_a_fork_that_is_not_adopted_is_refused(environment: Mapping[str, str], m
     forks.close()
 
 
+@pytest.mark.parametrize("loads", ["json", "cannot_fork", "dies"])
 def test_what_cannot_become_what_was_asked_for_is_refused_at_once(
-    environment: Mapping[str, str], tmp_path: Path
+    loads: str, environment: Mapping[str, str], tmp_path: Path
 ) -> None:
-    forks = ForkServer.start([], environment)
+    forks = ForkServer.start([loads], environment)
     command = [sys.executable, "-m", "sleeps"]
     began = time.monotonic()
     assert forks.fork(command, environment, OutputFiles(1, 2), folder=str(tmp_path / "gone")) is None
     assert time.monotonic() - began < client.READY_S / 2
     forks.close()
+
+
+def test_one_that_cannot_have_its_files_is_refused(environment: Mapping[str, str]) -> None:
+    """It ended with 1 and without a word."""
+    forks = ForkServer.start([], environment)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    highest = os.dup2(1, 511)
+    try:
+        command = [sys.executable, "-m", "ends", "0"]
+        assert forks.fork(command, environment, OutputFiles(1, 2), passed=[highest]) is None
+    finally:
+        os.close(highest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        forks.close()
+
+
+def test_the_next_one_gets_nothing_of_one_that_was_interrupted(environment: Mapping[str, str]) -> None:
+    """It got that one's process."""
+    forks = ForkServer.start([], environment)
+    assert forks._process is not None
+    forks._process.send_signal(signal.SIGSTOP)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        forks.fork([sys.executable, "-m", "sleeps"], environment, OutputFiles(1, 2))
+    signal.signal(signal.SIGALRM, before)
+    forks._process.send_signal(signal.SIGCONT)
+    assert forks.fork([sys.executable, "-m", "ends", "3"], environment, OutputFiles(1, 2)) is None
+    assert [one for one in psutil.Process().children() if lives(one.pid) and "sleeps" in words_of(one)] == []
+    forks.close()
+
+
+def test_a_silent_server_is_waited_for_once(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "READY_S", 1.0)
+    forks = ForkServer.start([], environment)
+    assert forks._process is not None
+    forks._process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    with ThreadPoolExecutor() as threads:
+        command = [sys.executable, "-m", "sleeps"]
+        asked = [threads.submit(forks.fork, command, environment, OutputFiles(1, 2)) for _ in range(4)]
+        assert [one.result(DEADLINE_S) for one in asked] == [None] * 4
+    assert time.monotonic() - began < 3.5
+    forks.close()
+
+
+def test_who_waits_for_a_server_that_is_closed_waits_no_longer(environment: Mapping[str, str]) -> None:
+    forks = ForkServer.start([], environment)
+    assert forks._process is not None
+    forks._process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(forks.fork, [sys.executable, "-m", "sleeps"], environment, OutputFiles(1, 2))
+        time.sleep(0.1)
+        forks.close()
+        forks.close()  # as who closes on the way out does
+        assert asked.result(DEADLINE_S) is None
+    assert time.monotonic() - began < DEADLINE_S
 
 
 def test_what_it_forked_outlives_a_server(environment: Mapping[str, str]) -> None:

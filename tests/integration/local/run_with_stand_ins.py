@@ -1,15 +1,19 @@
 """A run whose manager is real and whose trainer and agents are a few lines each; started by test_run_endings.
 
-python run_with_stand_ins.py RUN_FOLDER TRAINER_CODE AGENT_CODE
+python run_with_stand_ins.py RUN_FOLDER TRAINER_CODE AGENT_CODE [frozen: its fork server is]
 """
 
 import dataclasses
+import os
+import signal
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from polyrl.errors import UserError
+from polyrl.forks import ForkServer
+from polyrl.manifest.environment import EVERY_WORKER, inherited
 from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import NAME_SLOT, Role, RunLocation, Worker, workers_of
 from polyrl_cli.local.run import execute
@@ -54,10 +58,18 @@ def main() -> int:
             rollout=stand_in(wanted.rollout, agent, root),
         )
         try:
-            return execute(job, wanted, folder, run_epoch, Console(width=120))
+            return execute(job, wanted, folder, run_epoch, Console(width=120), frozen() if sys.argv[4:] else None)
         except UserError as error:
             print(error, file=sys.stderr)
             return 2
+
+
+def frozen() -> ForkServer:
+    """One that answers nobody."""
+    forks = ForkServer.start([], inherited(os.environ, EVERY_WORKER))
+    assert forks._process is not None
+    forks._process.send_signal(signal.SIGSTOP)
+    return forks
 
 
 def stand_in(worker: Worker, code: str, root: Path) -> Worker:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from polyrl.forks.client import READY_S
 from polyrl.worker import FAILED_STARTS_LIMIT
 from polyrl_cli.inspection.why import why_lines
 
@@ -56,8 +57,8 @@ def root(tmp_path: Path) -> Path:
 def start() -> Iterator[Run]:
     started: list[subprocess.Popen[str]] = []
 
-    def begin(root: Path, trainer: str = SLEEPS, agent: str = SLEEPS) -> subprocess.Popen[str]:
-        argv = [sys.executable, str(DRIVER), str(root), trainer, agent]
+    def begin(root: Path, trainer: str = SLEEPS, agent: str = SLEEPS, *more: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, str(DRIVER), str(root), trainer, agent, *more]
         run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         started.append(run)
         return run
@@ -132,6 +133,19 @@ def test_asked_to_stop_once_it_stops_and_sums_up(root: Path, start: Run, number:
     output = output_of(run)
     assert run.returncode == code, output
     assert json.loads((root / "summary.json").read_text())["outcome"] == "interrupted"
+    assert processes_of(root) == []
+
+
+def test_asked_to_stop_while_a_process_is_being_forked_it_waits_for_none(root: Path, start: Run) -> None:
+    """It waited until the server had loaded its libraries, or for two minutes."""
+    run = start(root, SLEEPS, SLEEPS, "frozen")
+    events = root / "fleet.jsonl"
+    wait_until(lambda: events.exists() and "start manager" in events.read_text(), "the first process to be asked for")
+    run.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    output = output_of(run)
+    assert run.returncode == 130, output
+    assert time.monotonic() - began < READY_S / 2
     assert processes_of(root) == []
 
 

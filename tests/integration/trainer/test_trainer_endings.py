@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -103,13 +104,12 @@ def test_what_an_ending_says(error: PolyRLError, local: int, in_a_pod: int) -> N
 
 PROCESS = """
 import atexit, sys
-from polyrl.interpreter import PromptExit
+from polyrl.interpreter import prompt_exit
 
 class Object:
     def __del__(self):
         print("taken apart")
 
-leaving = PromptExit()
 one = Object()
 atexit.register(print, "exit handler", end="")
 """
@@ -118,14 +118,17 @@ atexit.register(print, "exit handler", end="")
 @pytest.mark.parametrize(
     ("end", "code", "printed"),
     [
-        ("leaving.set_code(3); sys.exit(3)", 3, "exit handler"),
-        ("leaving.set_code(0)", 0, "exit handler"),
-        ("raise ValueError", 1, "exit handlertaken apart\n"),
-        ("sys.stdout.close(); leaving.set_code(4)", 4, ""),
+        ("sys.exit(3)", 3, "exit handler"),
+        ("pass", 0, "exit handler"),
+        ("sys.exit()", 0, "exit handler"),
+        ("sys.exit('words')", 1, "exit handler"),
+        ("raise ValueError", 1, "exit handler"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "exit handlertaken apart\n"),
+        ("sys.stdout.close(); sys.exit(4)", 4, ""),
     ],
-    ids=["with-a-code", "with-success", "unforeseen", "with-its-output-closed"],
+    ids=["with-a-code", "with-success", "without-one", "with-words", "unforeseen", "interrupted", "output-closed"],
 )
 def test_exit_handlers_are_called_and_nothing_is_taken_apart(end: str, code: int, printed: str) -> None:
-    argv = [sys.executable, "-I", "-c", f"{PROCESS}\n{end}"]
+    argv = [sys.executable, "-I", "-c", f"{PROCESS}\nwith prompt_exit(): {end}"]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert (ended.returncode, ended.stdout) == (code, printed), ended.stderr

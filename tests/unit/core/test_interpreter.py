@@ -37,7 +37,7 @@ def test_a_library_that_is_not_there_leaves_the_collector_working() -> None:
 
 @pytest.mark.parametrize(("code", "ends"), [(0, 1), (75, 75)], ids=["success", "to be tried again"])
 def test_output_that_a_full_disk_refused_is_no_success_and_changes_no_other_code(code: int, ends: int) -> None:
-    script = f"from polyrl.interpreter import PromptExit; PromptExit().set_code({code}); print('lost')"
+    script = f"import sys; from polyrl.interpreter import *\nwith prompt_exit(): print('lost'); sys.exit({code})"
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-I", "-c", script], stdout=full, stderr=subprocess.PIPE, check=False)
     assert done.returncode == ends
