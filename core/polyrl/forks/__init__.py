@@ -8,8 +8,9 @@ engine that comes back after a preemption does it again. `multiprocessing` has a
       waits for it, ends it    <──────     the process: now a child of whoever asked
 
 The kernel gives an orphan to its next ancestor that asks for orphans, which is whoever asked for the fork: so the tree
-of processes, their groups, exit codes and parent death signals are what they are when processes are spawned. One that
-starts others (an agent its engine, a trainer its ranks) gets a fork server of its own, forked before it has threads.
+of processes, exit codes and parent death signals are what they are when processes are spawned; its session is the
+server's, if it is given none of its own. One that starts others (an agent its engine, a trainer its ranks) gets a fork
+server of its own, forked before it has threads.
 
 Forked is only what reads its environment as the server read it while it loaded libraries (`request`); anything else is
 spawned, as is everything where there is a GPU, since CUDA does not bear a fork.
