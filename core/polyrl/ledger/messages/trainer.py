@@ -380,10 +380,6 @@ def _end_batch(transition: Transition, batch: int) -> None:
         transition.record(events.BatchReleased(next(iter(state.kept)), early=True, at=transition.now))
 
 
-def _covered(transition: Transition, message: wire.Covered) -> None:
-    _cover(transition, message.batches)
-
-
 def _cover(transition: Transition, batches: Iterable[tuple[int, int]]) -> None:
     ranges = list(batches)
     for batch in tuple(transition.state.kept):
@@ -457,7 +453,7 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     wire.Reject: _reject,
     wire.Withdraw: _withdraw,
     wire.Acknowledge: _acknowledge,
-    wire.Covered: _covered,
+    wire.Covered: lambda transition, message: _cover(transition, message.batches),
     wire.PublishVersion: _publish,
     wire.TrainerReport: _report,
     wire.FinishRun: _finish,
