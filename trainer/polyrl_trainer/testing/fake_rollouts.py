@@ -226,8 +226,8 @@ class FakeRollouts:
     def _ask(self, entry: _Open, index: int) -> None:
         group, done = entry.group, self._response(entry, index)
         turn = TurnDone(group.id, index, purpose=group.purpose, step=group.step, response=done)
-        for said in range(1 + (self._random.random() < 0.1)):  # Repeated until answered, says the contract.
-            self._turns.put_once((turn.response.sample, turn.response.turn, said), turn)
+        for nth in range(1 + (self._random.random() < 0.1)):  # Repeated until answered, says the contract.
+            self._turns.put_once((turn.response.sample, turn.response.turn, nth), turn)
 
     def _response(self, entry: _Open, index: int) -> Response:
         ids, mask = entry.responses[index], np.asarray(entry.masks[index], dtype=np.uint8)

@@ -78,17 +78,12 @@ def handle_trainer(transition: Transition, message: wire.FromTrainer) -> None:
         _next(transition, message)
     elif isinstance(message, wire.Fetch):
         _fetch(transition, message)
-    elif isinstance(message, wire.EndStep | wire.TrainerReport) and _is_done(transition.state, message):
-        transition.answer(wire.Accepted(message.request))
+    elif (done := transition.state.answered.get(message.request)) and done == digest_of(message):
+        transition.answer(wire.Accepted(message.request))  # again it would be done to a state that has moved on
     elif isinstance(message, wire.EndStep):
         _end_step(transition, message)
     else:
         transition.answer(_answer(transition, message))
-
-
-def _is_done(state: LedgerState, message: wire.EndStep | wire.TrainerReport) -> bool:
-    """A repetition would do it again to a state that has moved on."""
-    return state.answered.get(message.request) == digest_of(message)
 
 
 def _answer(transition: Transition, message: Any) -> wire.Accepted | wire.Declined:

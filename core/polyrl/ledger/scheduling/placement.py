@@ -139,7 +139,7 @@ class Room:
         state, now, again_at = self._transition.state, self._transition.now, inf
         for index in state.groups[group.id].waiting:
             sample = state.samples[sample_id(group.id, index)]
-            about = (group.min_version, group.max_version, *sample.rejected_by)
+            about: tuple[int | str, ...] = (group.min_version, group.max_version, *sample.rejected_by)
             if about not in self._others:
                 others = (one for one in self._transition.fleet.roomy() if one.name not in sample.rejected_by)
                 self._others[about] = any(serves(one, group.min_version, group.max_version) for one in others)

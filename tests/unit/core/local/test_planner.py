@@ -370,9 +370,9 @@ def test_the_trainers_back_off_doubles_too() -> None:
 
 def test_the_trainers_back_off_has_a_bound_as_that_of_engines() -> None:
     killed = [exited(trainer(n), -9, ago=100 - n) for n in range(1, 20)]
-    patient = dataclasses.replace(RESTARTING, trainer_restarts=100)
+    lenient = dataclasses.replace(RESTARTING, trainer_restarts=100)
     observed = [*without("trainer"), exited(TRAINER, -9, ago=200), *killed, exited(trainer(20), -9, ago=0)]
-    assert next_deadline(patient, RunObservation(observed, True), NOW) == NOW + LONGEST_RESTART_BACKOFF_S
+    assert next_deadline(lenient, RunObservation(observed, True), NOW) == NOW + LONGEST_RESTART_BACKOFF_S
 
 
 HOURS = 3600.0
