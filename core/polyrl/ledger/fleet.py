@@ -28,6 +28,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from polyrl.ledger import events as f, speed
 from polyrl.ledger.state import LeasedEngine, LedgerState
 from polyrl.sample import Pool, sample_id
+from polyrl.wire import EndStep
 
 Place = tuple[float, float, str]
 """Seconds per token, what decides between equals, name."""
@@ -118,6 +119,8 @@ class Fleet:
         `keeping`."""
         self.progress, self.questions = Round[int](), Round[str]()
         """Looks at running samples without a token, and at verdicts that are awaited, see `leases`."""
+        self.ending: dict[EndStep, list[int]] = {}
+        """What the trainer said, and groups that are left, see `messages.trainer.end_steps`."""
         self.last_offer: object = None
         """What the queue was last looked through for, see `moves.end_unservable`."""
 

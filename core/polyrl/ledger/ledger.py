@@ -13,7 +13,7 @@ from polyrl.ledger.config import LedgerConfig
 from polyrl.ledger.events import FollowUp, LeasesRenewed
 from polyrl.ledger.fleet import Fleet
 from polyrl.ledger.messages.agents import handle_agent
-from polyrl.ledger.messages.trainer import handle_trainer
+from polyrl.ledger.messages.trainer import end_steps, handle_trainer
 from polyrl.ledger.scheduling import leases
 from polyrl.ledger.scheduling.moves import end_unservable
 from polyrl.ledger.scheduling.placement import place
@@ -52,6 +52,7 @@ class Ledger:
         """To be called at `next_due()` or soon after; too early is harmless."""
         transition = self._begin(now)
         leases.tick(transition)
+        end_steps(transition)
         return _settled(transition)
 
     def resume(self, now: float) -> Effects:

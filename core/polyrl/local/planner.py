@@ -23,13 +23,13 @@ from itertools import repeat
 from typing import Final, TypeAlias
 
 from polyrl.local.starts import (
-    FIRST_RESTART_BACKOFF_S,
     LONGEST_RESTART_BACKOFF_S,
     RETRIES_S,
     FailedStart,
     StartVerdict,
     how_it_ended,
     judge,
+    pause_after,
     was_well,
 )
 from polyrl.worker import EXPLAINED_EXITS, USER_ERROR_EXIT, Role, Worker, Workers
@@ -327,7 +327,7 @@ def _start_trainer(template: Worker, run: RunObservation, now: float) -> Iterabl
 def _trainer_due(trainers: Sequence[ObservedWorker]) -> float:
     """When another may follow the newest one, which has ended."""
     faults = _own_faults(trainers)
-    return (trainers[-1].exited_at or 0.0) + (FIRST_RESTART_BACKOFF_S * 2.0 ** (faults - 1) if faults else 0.0)
+    return (trainers[-1].exited_at or 0.0) + (pause_after(faults) if faults else 0.0)
 
 
 def _start_single(template: Worker, run: RunObservation, now: float) -> Iterable[PlannedAction]:

@@ -14,7 +14,7 @@ from polyrl.ledger.messages import agents, trainer
 from polyrl.ledger.scheduling import leases, moves
 from polyrl.ledger.state import context_used
 from polyrl.sample import DiscardReason, Purpose, sample_id
-from polyrl.wire import EndStep
+from polyrl.wire import Accepted
 
 
 def sample_lost_when_moved(patch: Patch) -> None:
@@ -120,8 +120,9 @@ def packed_groups_rejected(patch: Patch) -> None:
             if (entry.group.step, entry.group.purpose) == (message.step, message.purpose):
                 batching.discard_group(transition, number, DiscardReason.SURPLUS, notify=False)
         transition.record(f.StepEnded(message.step, message.purpose, at=transition.now))
+        transition.answer(Accepted(message.request))
 
-    patch.setitem(trainer._HANDLERS, EndStep, trainer._once(end_step))
+    patch.setattr(trainer, "_end_step", end_step)
 
 
 def refusals_forgotten(patch: Patch) -> None:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, Scored, Span, sample_id, split_sample_id
 from polyrl.weights import WeightsRef
 from polyrl.wire import Batch, EngineMeasure, GroupDropped, TurnDone, pack_ids
+from polyrl_trainer.client.conversation import EventStream
 
 Write = Callable[[Group, int, list[int]], list[int]]
 """(group, index, response so far) to the tokens of the next turn."""
@@ -51,8 +52,7 @@ class FakeRollouts:
         self._random = random.Random(seed)
         self._open: dict[int, _Open] = {}
         self._complete: list[int] = []
-        self._turns: asyncio.Queue[TurnDone] = asyncio.Queue()
-        self._drops: asyncio.Queue[GroupDropped] = asyncio.Queue()
+        self._turns, self._drops = EventStream[TurnDone](), EventStream[GroupDropped]()
         self._changed = asyncio.Event()
         self._early: list[Group] = []
         """Whose version is yet to be published."""
@@ -99,16 +99,12 @@ class FakeRollouts:
         for group, index in samples:
             self._end_turn(group, index)
 
-    async def turns(self) -> AsyncIterator[TurnDone]:
-        while True:
-            turn = await self._turns.get()
-            yield turn
-            if self._random.random() < 0.1:
-                yield turn  # Repeated until answered, says the contract.
+    def turns(self) -> AsyncIterator[TurnDone]:
+        return aiter(self._turns)
 
     def ask_again(self) -> None:
         """Another trainer is there: every verdict that is missing is asked of it, and of no other."""
-        self._turns = asyncio.Queue()
+        self._turns = EventStream[TurnDone]()
         for entry in self._open.values():
             for index in sorted(entry.responses.keys() - entry.scored.keys()):
                 self._ask(entry, index)
@@ -183,9 +179,8 @@ class FakeRollouts:
     ) -> None:
         self.reports.append((phase, step, dict(values)))
 
-    async def dropped(self) -> AsyncIterator[GroupDropped]:
-        while True:
-            yield await self._drops.get()
+    def dropped(self) -> AsyncIterator[GroupDropped]:
+        return aiter(self._drops)
 
     def _of(self, step: int, purpose: Purpose) -> list[int]:
         entries = self._open.items()
@@ -213,9 +208,8 @@ class FakeRollouts:
             return
         self._complete = [group for group in self._complete if group != number]
         self.discarded[number] = reason
-        self._drops.put_nowait(
-            GroupDropped(number, entry.group.step, purpose=entry.group.purpose, reason=reason, detail=detail)
-        )
+        dropped = GroupDropped(number, entry.group.step, purpose=entry.group.purpose, reason=reason, detail=detail)
+        self._drops.put_once(number, dropped)
         self._changed.set()
 
     def _end_turn(self, group: Group, index: int) -> None:
@@ -231,7 +225,9 @@ class FakeRollouts:
 
     def _ask(self, entry: _Open, index: int) -> None:
         group, done = entry.group, self._response(entry, index)
-        self._turns.put_nowait(TurnDone(group.id, index, purpose=group.purpose, step=group.step, response=done))
+        turn = TurnDone(group.id, index, purpose=group.purpose, step=group.step, response=done)
+        for nth in range(1 + (self._random.random() < 0.1)):  # Repeated until answered, says the contract.
+            self._turns.put_once((turn.response.sample, turn.response.turn, nth), turn)
 
     def _response(self, entry: _Open, index: int) -> Response:
         ids, mask = entry.responses[index], np.asarray(entry.masks[index], dtype=np.uint8)

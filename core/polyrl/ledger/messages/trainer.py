@@ -43,6 +43,9 @@ from polyrl.wire.ranges import has_number
 FETCH_TOKENS: Final = 1 << 19
 """Answered to one Fetch, and up to a sample more: 4 MiB, some ten milliseconds in which nobody else is served."""
 
+DISCARDED_AT_ONCE: Final = 1024
+"""Samples of a step that has ended that are discarded before other inputs get their turn: some 0.02 s."""
+
 MAX_SAMPLES: Final = 4096
 """Samples of one group; four times what the manifest allows."""
 
@@ -75,6 +78,10 @@ def handle_trainer(transition: Transition, message: wire.FromTrainer) -> None:
         _next(transition, message)
     elif isinstance(message, wire.Fetch):
         _fetch(transition, message)
+    elif (done := transition.state.answered.get(message.request)) and done == digest_of(message):
+        transition.answer(wire.Accepted(message.request))  # again it would be done to a state that has moved on
+    elif isinstance(message, wire.EndStep):
+        _end_step(transition, message)
     else:
         transition.answer(_answer(transition, message))
 
@@ -104,6 +111,7 @@ def _greet(transition: Transition, hello: wire.TrainerHello) -> None:
         if batch <= hello.acknowledged or has_number(hello.acknowledged_above, batch):
             _end_batch(transition, batch)
     if newcomer:
+        transition.fleet.ending.clear()
         _cover(transition, ((0, hello.acknowledged + 1), *hello.acknowledged_above))
         _take_back(transition)
     if hello.next_group > state.next_group or hello.next_batch > state.next_batch:
@@ -333,10 +341,13 @@ def _withdraw(transition: Transition, message: wire.Withdraw) -> None:
     for number, batch in tuple(state.batches.items()):
         if batch.request.request == message.asked:
             step = state.steps[step_key(batch.request.step, batch.request.purpose)]
-            ended = step.ended
+            ending = {(one.step, one.purpose) for one in transition.fleet.ending}
+            ended = step.ended or (step.step, step.purpose) in ending
             transition.record(events.BatchReturned(number, transition.now))
             if ended:
-                _end_step(transition, wire.EndStep(message.request, step.step, purpose=step.purpose))
+                for group in batch.groups:
+                    discard_group(transition, group, DiscardReason.SURPLUS, notify=False)
+                transition.record(events.StepEnded(step.step, step.purpose, at=transition.now))
 
 
 def _take_notices(transition: Transition, message: wire.NoticesTaken) -> None:
@@ -364,10 +375,6 @@ def _end_batch(transition: Transition, batch: int) -> None:
         transition.record(events.BatchReleased(next(iter(state.kept)), early=True, at=transition.now))
 
 
-def _covered(transition: Transition, message: wire.Covered) -> None:
-    _cover(transition, message.batches)
-
-
 def _cover(transition: Transition, batches: Iterable[tuple[int, int]]) -> None:
     ranges = list(batches)
     for batch in tuple(transition.state.kept):
@@ -375,24 +382,31 @@ def _cover(transition: Transition, batches: Iterable[tuple[int, int]]) -> None:
             transition.record(events.BatchReleased(batch, early=False, at=transition.now))
 
 
-def _once(handler: _Handler) -> _Handler:
-    """For requests that a repetition would do again to a state that has moved on."""
-
-    def handle(transition: Transition, message: Any) -> None:
-        digest = digest_of(message)
-        if transition.state.answered.get(message.request) != digest:
-            handler(transition, message)
-            transition.record(events.RequestDone(message.request, digest))
-
-    return handle
-
-
 def _end_step(transition: Transition, message: wire.EndStep) -> None:
-    for number, entry in tuple(transition.state.groups.items()):
-        group = entry.group
-        if (group.step, group.purpose) == (message.step, message.purpose) and entry.batch < 0:
-            discard_group(transition, number, DiscardReason.SURPLUS, notify=False)
-    transition.record(events.StepEnded(message.step, message.purpose, at=transition.now))
+    groups, step = transition.state.groups, (message.step, message.purpose)
+    left = [number for number, one in reversed(groups.items()) if (one.group.step, one.group.purpose) == step]
+    # The oldest first, but what is complete before all: with nothing else left it would answer a request.
+    transition.fleet.ending.setdefault(message, sorted(left, key=lambda number: groups[number].ready))
+    end_steps(transition)
+
+
+def end_steps(transition: Transition) -> None:
+    """Discards a part of what is left of steps that the trainer has ended; the rest in the next ticks. The trainer
+    hears of it after the last one: a manager that was started meanwhile knows nothing of it, and is asked again."""
+    state, ending, most = transition.state, transition.fleet.ending, DISCARDED_AT_ONCE
+    for message, groups in tuple(ending.items()):
+        while groups and most > 0:
+            entry = state.groups.get(number := groups.pop())
+            if entry is not None and entry.batch < 0:
+                discard_group(transition, number, DiscardReason.SURPLUS, notify=False)
+                most -= entry.group.n
+        if groups:
+            transition.record(events.PlacementPaused(transition.now))
+            return
+        del ending[message]
+        transition.record(events.StepEnded(message.step, message.purpose, at=transition.now))
+        transition.record(events.RequestDone(message.request, digest_of(message)))
+        transition.answer(wire.Accepted(message.request))
 
 
 def _publish(transition: Transition, message: wire.PublishVersion) -> None:
@@ -413,6 +427,7 @@ def _report(transition: Transition, message: wire.TrainerReport) -> None:
     transition.record(events.Reported(message.phase, message.step, values=finite, at=transition.now))
     for departure in departures(message.engines):
         pause_departed(transition, departure, message.step)
+    transition.record(events.RequestDone(message.request, digest_of(message)))
 
 
 def _finish(transition: Transition, end: wire.FinishRun) -> None:
@@ -433,9 +448,8 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     wire.Reject: _reject,
     wire.Withdraw: _withdraw,
     wire.Acknowledge: _acknowledge,
-    wire.Covered: _covered,
-    wire.EndStep: _once(_end_step),
+    wire.Covered: lambda transition, message: _cover(transition, message.batches),
     wire.PublishVersion: _publish,
-    wire.TrainerReport: _once(_report),
+    wire.TrainerReport: _report,
     wire.FinishRun: _finish,
 }

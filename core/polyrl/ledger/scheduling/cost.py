@@ -99,7 +99,7 @@ def placement_request(state: LedgerState, name: str, now: float) -> PlacementReq
         context=context_used(state, sample) + 1,
         avoid=sample.avoid if now < sample.avoid_until else "",
         rejected_by=tuple(sample.rejected_by),
-        retry_at=_retry_at(state, sample),
+        retry_at=retry_at(state, sample),
         is_new=not sample.attempt,
         prefix=last.engine if last else "",
         prefix_version=last.version if last else -1,
@@ -107,7 +107,7 @@ def placement_request(state: LedgerState, name: str, now: float) -> PlacementReq
     )
 
 
-def _retry_at(state: LedgerState, sample: SampleState) -> float:
+def retry_at(state: LedgerState, sample: SampleState) -> float:
     """Pauses double, and the last one ends with the deadline, when the next refusal is believed."""
     if not sample.rejected_by:
         return -inf

@@ -192,7 +192,7 @@ def _ask_again(transition: Transition) -> float:
 def _lease_ends(engine: LeasedEngine, config: LedgerConfig, now: float) -> float:
     """When its next stage ends."""
     if not engine.silent:
-        return engine.heard_at + config.lease_s
+        return min(engine.heard_at, now) + config.lease_s  # after a restart it has longer, but only until it is heard
     moved_at = engine.heard_at + config.gone_s
     return moved_at if moved_at > now else held_until(engine)
 

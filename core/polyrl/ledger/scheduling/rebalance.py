@@ -134,12 +134,13 @@ def rebalance(transition: Transition, room: Room) -> None:
         transition.record(BalancePaused(now, now + SCAN_PAUSE_S))
 
 
-def _takers(transition: Transition, room: Room) -> Iterator[LeasedEngine]:
+def _takers(transition: Transition, room: Room, *, only_own: bool = False) -> Iterator[LeasedEngine]:
     """Engines with room that nothing waiting could use, the fastest first. One that failed again, or never gave a
-    token, proves itself with what waits, not with what runs well elsewhere."""
+    token, proves itself with what waits, not with what runs well elsewhere. `only_own`: of the trainer's."""
     version = transition.state.weights.version
     own = transition.state.window_open or not others_can(transition, version, version)
-    able = (e for e in transition.fleet.roomy(with_own=own) if has_slot(e, transition.now))
+    roomy = transition.fleet.roomy_own() if only_own else transition.fleet.roomy(with_own=own)
+    able = (e for e in roomy if (own or not only_own) and has_slot(e, transition.now))
     able = (e for e in able if not e.failures or (e.step_scale and e.failures == 1))
     return (engine for engine in able if room.is_unclaimed(engine))
 
@@ -157,7 +158,7 @@ def _slow(transition: Transition, costs: Costs, room: Room) -> list[LeasedEngine
     limit = min((costs.step(taker, 1) for taker in takers), default=inf) / (1 - GAIN_SHARE)
     if limit == inf:
         return []
-    own = next((e for e in _takers(transition, room) if e.pool is Pool.RESERVED), None)
+    own = next(_takers(transition, room, only_own=True), None)
     home = inf if own is None else costs.step(own, 1) / (1 - HOME_SHARE)
     busy = itertools.takewhile(lambda engine: costs.step(engine) > min(limit, home), transition.fleet.busy())
     slow = (e for e in busy if costs.step(e) > limit or e.pool is not Pool.RESERVED)

@@ -10,12 +10,13 @@ from polyrl.local.planner import (
     Reclaim,
     RunEnd,
     RunObservation,
+    StartWorker,
     WorkerPhase,
     next_deadline,
     plan,
     run_conditions,
 )
-from polyrl.local.starts import FIRST_RESTART_BACKOFF_S, LONGEST_START_S
+from polyrl.local.starts import FIRST_RESTART_BACKOFF_S, LONGEST_RESTART_BACKOFF_S, LONGEST_START_S
 from polyrl.worker import FAILED_STARTS_LIMIT, NAME_SLOT, TEMPORARY_EXIT, Role, Worker, Workers
 
 NOW = 100.0
@@ -365,6 +366,36 @@ def test_the_back_off_doubles() -> None:
 def test_the_trainers_back_off_doubles_too() -> None:
     observed = [*without("trainer"), exited(TRAINER, -9), exited(trainer(1), -11, ago=0)]
     assert next_deadline(RESTARTING, RunObservation(observed, True), NOW) == NOW + 2 * FIRST_RESTART_BACKOFF_S
+
+
+def test_the_trainers_back_off_has_a_bound_as_that_of_engines() -> None:
+    killed = [exited(trainer(n), -9, ago=100 - n) for n in range(1, 20)]
+    lenient = dataclasses.replace(RESTARTING, trainer_restarts=100)
+    observed = [*without("trainer"), exited(TRAINER, -9, ago=200), *killed, exited(trainer(20), -9, ago=0)]
+    assert next_deadline(lenient, RunObservation(observed, True), NOW) == NOW + LONGEST_RESTART_BACKOFF_S
+
+
+HOURS = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("served", "lived_s", "is_tried"),
+    [
+        pytest.param(True, 60.0, True, id="one that served in between, however short"),
+        pytest.param(False, 2 * HOURS, True, id="one that waited in good health for hours"),
+        pytest.param(False, 60.0, False, id="none: killed before they served for too long"),
+    ],
+)
+def test_two_kills_far_apart_give_an_engine_up_only_if_none_was_of_use_between(
+    served: bool, lived_s: float, is_tried: bool
+) -> None:
+    first = exited(RESERVED, -9, started_at=NOW - 3 * HOURS, ago=3 * HOURS - 10)
+    between = exited(RESERVED.named("between"), -9, started_at=NOW - 60 - lived_s, ago=60)
+    last = exited(RESERVED.named("last"), -9, started_at=NOW - 50, ago=40)
+    names = frozenset({"between"} if served else ())
+    observed = [*without("reserved"), first, between, last]
+    actions = plan(WANTED, RunObservation(observed, True, served=names), NOW)
+    assert any(isinstance(one, StartWorker) and one.worker.role is Role.RESERVED for one in actions) is is_tried
 
 
 def test_without_any_engine_left_the_run_ends_naming_the_last() -> None:

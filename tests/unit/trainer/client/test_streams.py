@@ -7,7 +7,11 @@ import asyncio
 import pytest
 
 from polyrl.errors import RunFailed
+from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
+from polyrl.weights import WeightsRef
+from polyrl.wire import GroupDropped, TurnDone, pack_ids
 from polyrl_trainer.client.conversation import EventStream
+from polyrl_trainer.testing.fake_rollouts import FakeRollouts
 
 
 def test_a_wait_that_was_cancelled_ends_no_stream() -> None:
@@ -36,3 +40,23 @@ def test_everybody_who_iterates_hears_of_the_end() -> None:
                 await reader
 
     asyncio.run(iterate())
+
+
+@pytest.mark.parametrize("stream", ["turns", "dropped"])
+def test_nor_does_it_end_the_double_that_loops_are_tested_with(stream: str) -> None:
+    async def poll() -> int:
+        rollouts = FakeRollouts(lambda group, index, response: [7])
+        comes = getattr(rollouts, stream)()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(comes), timeout=0.01)
+        await rollouts.publish(WeightsRef(0, "tcp://nobody"))
+        sampling = SamplingParams(max_new_tokens=1)
+        await rollouts.submit(
+            [Group(3, 0, Purpose.TRAIN, pack_ids([1]), 1, sampling, min_version=0, max_version=0)],
+        )
+        if stream == "dropped":
+            await rollouts.reject("3.0", DiscardReason.REWARD_RAISED, "said so")
+        came: TurnDone | GroupDropped = await asyncio.wait_for(anext(comes), timeout=10)
+        return came.group
+
+    assert asyncio.run(poll()) == 3

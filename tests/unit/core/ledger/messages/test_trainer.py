@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from polyrl import wire
-from polyrl.ledger import LedgerConfig
+from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.ledger.messages import trainer as trainer_messages
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
 from polyrl.wire import (
@@ -18,6 +18,7 @@ from polyrl.wire import (
     Acknowledge,
     Announce,
     Assign,
+    Batch,
     Cancel,
     Declined,
     Deregister,
@@ -38,6 +39,7 @@ from polyrl.wire import (
     TrainerReport,
     TurnDone,
     TurnsAwaited,
+    Withdraw,
     checksum_of,
     pack_ids,
 )
@@ -151,6 +153,67 @@ def test_end_step_discards_the_rest_as_surplus_once() -> None:
     assert not sent(stage.trainer(end), Cancel), "a repetition does not touch what came later"
     assert stage.ledger.status(0.0).samples.discarded == {"surplus": 2}
     assert sent(stage.acknowledge(0), Accepted)
+
+
+@pytest.mark.parametrize("most", [1, 3, 4, 100])
+def test_a_large_step_ends_in_slices_that_leave_time_for_others(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_messages, "DISCARDED_AT_ONCE", most)
+    stage = ready(10)
+    stage.now = 1.0
+    stage.tokens("a", 10, [2], "stop")
+    stage.score("9.0")
+    stage.ask(least=2)
+    ledger, left, slices = stage.ledger, 10, 1
+    end = EndStep(900, 0, purpose=Purpose.TRAIN)
+    answers = ledger.from_trainer(end, stage.now).to_trainer
+    while Accepted(900) not in answers:
+        assert left - most <= len(ledger.state.groups) < left, "a slice, and not more"
+        left = len(ledger.state.groups)
+        assert ledger.next_due() == stage.now, "the next slice is due at once"
+        ledger.from_trainer(TrainerHeartbeat(), stage.now)
+        assert len(ledger.state.groups) == left, "others are heard meanwhile"
+        answers += ledger.tick(stage.now).to_trainer
+        slices += 1
+    assert slices == -(-10 // most)
+    assert ledger.status(1.0).samples.discarded == {"surplus": 10}
+    assert [len(one.samples) for one in answers if isinstance(one, Batch)] == [0], "what is complete is surplus too"
+    assert ledger.from_trainer(end, stage.now).to_trainer == [Accepted(900)]
+    assert (ledger.next_due() or 0.0) > stage.now
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_hears_of_no_end_asks_again_and_gets_it(restarted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager that is started again has forgotten that a step was about to end; another trainer asks for no end."""
+    monkeypatch.setattr(trainer_messages, "DISCARDED_AT_ONCE", 3)
+    stage = ready(10)
+    end = EndStep(900, 0, purpose=Purpose.TRAIN)
+    stage.ledger.from_trainer(end, stage.now)
+    if restarted:
+        ledger = Ledger(stage.ledger.state.config, stage.ledger.state)
+        ledger.resume(stage.now)
+    else:
+        ledger = stage.ledger
+        ledger.from_trainer(TrainerHello(1, -1, trainer="another"), stage.now)
+    ledger.tick(stage.now)
+    assert len(ledger.state.groups) == 7
+    while Accepted(901) not in ledger.from_trainer(EndStep(901, 0, purpose=Purpose.TRAIN), stage.now).to_trainer:
+        assert ledger.state.groups
+    assert not ledger.state.groups
+
+
+def test_a_batch_that_is_withdrawn_while_its_step_ends_is_surplus_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_messages, "DISCARDED_AT_ONCE", 3)
+    stage = ready(10)
+    stage.tokens("a", 1, [2], "stop")
+    stage.score("0.0")
+    stage.ask(request=800)
+    ledger = stage.ledger
+    for message in (EndStep(900, 0, purpose=Purpose.TRAIN), Withdraw(801, 800)):
+        ledger.from_trainer(message, stage.now)
+    while ledger.state.steps:
+        assert ledger.next_due() == stage.now
+        ledger.tick(stage.now)
+    assert ledger.status(0.0).samples.discarded == {"surplus": 10}
 
 
 def test_submissions_are_idempotent_in_any_order() -> None:

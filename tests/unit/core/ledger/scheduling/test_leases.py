@@ -361,11 +361,27 @@ def test_after_a_restart_engines_get_longer_than_a_lease_to_come_back() -> None:
     stage.now = 60.0
     stage.ledger.resume(stage.now)
     stage.pass_time(0.0)
-    stage.pass_time(stage.ledger.state.config.return_s - 0.1)
+    for seconds in (3.0, 3.0, stage.ledger.state.config.return_s - 6.1):
+        stage.pass_time(seconds)
     assert stage.placed() == {"a": ["0.0"], "b": []}
     stage.agent("b", Heartbeat(0, 0, kv_free_tokens=100))
     stage.pass_time(0.1)
     assert stage.placed() == {"a": [], "b": ["0.0"]}
+
+
+def test_an_engine_that_was_heard_once_after_a_restart_has_a_lease_of_the_usual_length() -> None:
+    """It was missed only when the longer one would have ended, which nobody has who was heard."""
+    stage = Stage()
+    stage.engine("a")
+    stage.now += 100.0
+    stage.ledger.resume(stage.now)
+    stage.pass_time(0.0)
+    stage.now += 1.0
+    stage.agent("a", Heartbeat(0, queued=0, kv_free_tokens=100))
+    heard_at = stage.now
+    while not stage.ledger.state.engines["a"].silent:
+        stage.pass_time((stage.ledger.next_due() or inf) - stage.now)
+    assert stage.now == pytest.approx(heard_at + stage.ledger.state.config.lease_s, abs=0.2)
 
 
 @pytest.mark.parametrize(

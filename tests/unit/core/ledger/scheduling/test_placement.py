@@ -478,3 +478,33 @@ def test_a_silent_engine_makes_no_look_at_the_queue_longer(monkeypatch: pytest.M
         counts.append(len(tried))
     assert stage.placed()["silent"] == ["0.0"]
     assert min(counts) == placement.HEAD_GROUPS
+
+
+@pytest.mark.parametrize("refused", [1, placement.ASKS_AT_ONCE + 1, placement.TRIED_GROUPS + 50])
+def test_what_all_engines_refuse_holds_up_nobody_and_is_asked_for_again_in_time(refused: int) -> None:
+    stage = Stage()
+    stage.submit(refused)
+    for sample in stage.ledger.state.samples.values():
+        sample.rejected_by, sample.rejections, sample.refused_at, sample.moved_at = ["a", "b"], 5, 0.0, 0.0
+    sample.rejections = 2
+    stage.submit(1)
+    for name in "ab":
+        stage.engine(name, max_running=1024, kv_tokens=10**9)
+    stage.pass_time_heard(1.0)
+    assert [assignment.sample for assignment in stage.ledger.state.assignments.values()] == [f"{refused}.0"]
+    assert stage.ledger.next_due() == 2.0, "the last one may come again first"
+    stage.pass_time_heard(16.0)
+    assert stage.number("0.0")
+
+
+def test_what_another_engine_may_still_take_is_not_passed_by() -> None:
+    stage = Stage()
+    stage.submit(placement.HEAD_GROUPS + 10)
+    for sample in stage.ledger.state.samples.values():
+        sample.rejected_by, sample.rejections, sample.refused_at, sample.moved_at = ["a", "b"], 5, 0.0, 0.0
+        if sample.group < placement.HEAD_GROUPS + 8:
+            sample.rejected_by = ["a", "b", "c"]
+    for name in "abc":
+        stage.engine(name)
+    stage.pass_time_heard(1.0)
+    assert sorted(stage.placed()["c"]) == [f"{placement.HEAD_GROUPS + 8}.0", f"{placement.HEAD_GROUPS + 9}.0"]
