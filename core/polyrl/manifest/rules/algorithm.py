@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from pydantic.alias_generators import to_snake
 
 from polyrl.manifest.parts.algorithm import (
     AdvantageEstimator,
+    AlgorithmSpec,
     Correction,
     GroupFilter,
     KlEstimator,
@@ -18,7 +20,6 @@ from polyrl.manifest.parts.algorithm import (
 from polyrl.manifest.parts.critic import CriticSpec, CriticTrunk
 from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rules.rule import GENERATES, Rule, samples
-from polyrl.manifest.spec import JobSpec
 
 _ADVANTAGE: Final = (
     "(has(self.recipe.algorithm.advantage) ? self.recipe.algorithm.advantage : self.recipe.algorithm.name)"
@@ -40,22 +41,17 @@ def _of_generation(field: str, default: object, cel: str) -> Rule:
     )
 
 
-_CORRECTS: Final = (
-    "has(self.recipe.algorithm.correction) ? self.recipe.algorithm.correction != 'none'"
-    " : self.recipe.algorithm.oldLogProbs != 'bypass'"
-)
+_CORRECTS: Final = "has(its.correction) ? its.correction != 'none' : its.oldLogProbs != 'bypass'"
 
 
-def _corrects(spec: JobSpec) -> bool:
-    algorithm = spec.recipe.algorithm
+def _corrects(algorithm: AlgorithmSpec) -> bool:
     if algorithm.correction is None:
         return algorithm.old_log_probs is not OldLogProbs.BYPASS
     return algorithm.correction is not Correction.NONE
 
 
-def _has_free_ratio(spec: JobSpec) -> bool:
+def _has_free_ratio(algorithm: AlgorithmSpec) -> bool:
     """Whether a ratio without another bound above is in the loss."""
-    algorithm = spec.recipe.algorithm
     clips = algorithm.loss_function is None and (algorithm.policy_loss or algorithm.name) != PolicyLoss.CISPO
     penalty = (algorithm.kl_place, algorithm.kl_estimator) == (KlPlace.LOSS, KlEstimator.K3_RATIO)
     return clips or (algorithm.kl_coefficient > 0 and penalty)
@@ -66,9 +62,15 @@ def _is_as_it_comes(critic: CriticSpec) -> bool:
     return critic.model_copy(update={"optimizer": CriticSpec().optimizer}) == CriticSpec()
 
 
-def _has_no_clip(spec: JobSpec) -> bool:
-    algorithm = spec.recipe.algorithm
-    return (algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip) == (None, None, 3)
+def _its(name: str, field: str, *, message: str, holds: Callable[[AlgorithmSpec], bool], cel: str) -> Rule:
+    """Between fields of recipe.algorithm alone; `its.` in `cel` stands for it."""
+    return Rule(
+        name,
+        f"recipe.algorithm.{field}",
+        message=message,
+        holds=lambda s: holds(s.recipe.algorithm),
+        cel=cel.replace("its.", "self.recipe.algorithm."),
+    )
 
 
 ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
@@ -77,25 +79,21 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
     _of_generation("maxStaleness", 0, cel="0"),
     _of_generation("overlongFilter", False, cel="false"),
     _of_generation("overlongBuffer", 0, cel="0"),
-    Rule(
+    _its(
         "mini-batches-fit",
-        "recipe.algorithm.miniBatchPrompts",
+        "miniBatchPrompts",
         message="{recipe.algorithm.miniBatchPrompts} does not divide promptsPerStep"
         " ({recipe.algorithm.promptsPerStep})",
-        holds=lambda s: (
-            s.recipe.algorithm.mini_batch_prompts is None
-            or s.recipe.algorithm.prompts_per_step % s.recipe.algorithm.mini_batch_prompts == 0
-        ),
-        cel="!has(self.recipe.algorithm.miniBatchPrompts)"
-        " || self.recipe.algorithm.promptsPerStep % self.recipe.algorithm.miniBatchPrompts == 0",
+        holds=lambda a: a.mini_batch_prompts is None or a.prompts_per_step % a.mini_batch_prompts == 0,
+        cel="!has(its.miniBatchPrompts) || its.promptsPerStep % its.miniBatchPrompts == 0",
     ),
-    Rule(
+    _its(
         "surplus-trains-next",
-        "recipe.algorithm.overSamplingFactor",
+        "overSamplingFactor",
         message="with maxStaleness above 0 what a step leaves over trains in the next one, which has no room for more"
         " than promptsPerStep groups of it: take 2 at most",
-        holds=lambda s: s.recipe.algorithm.max_staleness == 0 or s.recipe.algorithm.over_sampling_factor <= 2,
-        cel="self.recipe.algorithm.maxStaleness == 0 || self.recipe.algorithm.overSamplingFactor <= 2.0",
+        holds=lambda a: a.max_staleness == 0 or a.over_sampling_factor <= 2,
+        cel="its.maxStaleness == 0 || its.overSamplingFactor <= 2.0",
     ),
     Rule(
         "overlong-buffer-fits",
@@ -105,17 +103,17 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         holds=lambda s: s.recipe.algorithm.overlong_buffer <= s.recipe.sampling.max_new_tokens,
         cel="self.recipe.algorithm.overlongBuffer <= self.recipe.sampling.maxNewTokens",
     ),
-    Rule(
+    _its(
         "whole-step-advantage",
-        "recipe.algorithm.oldLogProbs",
+        "oldLogProbs",
         message="reinforce++ and gae scale by all samples of a step, so training has to wait for them: take recompute",
-        holds=lambda s: (
-            (s.recipe.algorithm.advantage or s.recipe.algorithm.name).value not in ("reinforce++", "gae", "ppo")
-            or s.recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
-            or s.recipe.algorithm.advantage_function is not None
+        holds=lambda a: (
+            (a.advantage or a.name).value not in ("reinforce++", "gae", "ppo")
+            or a.old_log_probs is OldLogProbs.RECOMPUTE
+            or a.advantage_function is not None
         ),
-        cel=f"has(self.recipe.algorithm.advantageFunction) || !({_ADVANTAGE} in ['reinforce++', 'gae', 'ppo'])"
-        " || self.recipe.algorithm.oldLogProbs == 'recompute'",
+        cel=f"has(its.advantageFunction) || !({_ADVANTAGE} in ['reinforce++', 'gae', 'ppo'])"
+        " || its.oldLogProbs == 'recompute'",
     ),
     Rule(
         "critic-sees-samples",
@@ -150,151 +148,123 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         cel="!has(self.recipe.algorithm.advantageFunction) || !has(self.recipe.environment)"
         f" || self.recipe.environment.maxTurns <= {MOST_PAID_TURNS}",
     ),
-    Rule(
+    _its(
         "turns-discounted",
-        "recipe.algorithm.turnDiscount",
+        "turnDiscount",
         message="is of advantage turnNorm only",
-        holds=lambda s: (
-            s.recipe.algorithm.turn_discount == 1 or s.recipe.algorithm.advantage is AdvantageEstimator.TURN_NORM
-        ),
-        cel="self.recipe.algorithm.turnDiscount == 1.0 || (has(self.recipe.algorithm.advantage)"
-        " && self.recipe.algorithm.advantage == 'turnNorm')",
+        holds=lambda a: a.turn_discount == 1 or a.advantage is AdvantageEstimator.TURN_NORM,
+        cel="its.turnDiscount == 1.0 || (has(its.advantage) && its.advantage == 'turnNorm')",
     ),
-    Rule(
+    _its(
         "critic-warms-up-alone",
-        "recipe.algorithm.critic.warmupSteps",
+        "critic.warmupSteps",
         message="a critic on the policy's trunk cannot learn while the policy waits; take trunk own, or 0",
-        holds=lambda s: (
-            s.recipe.algorithm.critic.warmup_steps == 0 or s.recipe.algorithm.critic.trunk is CriticTrunk.OWN
-        ),
-        cel="self.recipe.algorithm.critic.warmupSteps == 0 || self.recipe.algorithm.critic.trunk == 'own'",
+        holds=lambda a: a.critic.warmup_steps == 0 or a.critic.trunk is CriticTrunk.OWN,
+        cel="its.critic.warmupSteps == 0 || its.critic.trunk == 'own'",
     ),
-    Rule(
+    _its(
         "critic-warms-up",
-        "recipe.algorithm.critic.warmupSteps",
+        "critic.warmupSteps",
         message="{recipe.algorithm.critic.warmupSteps} leave the policy no step of algorithm.steps"
         " ({recipe.algorithm.steps})",
-        holds=lambda s: (
-            s.recipe.algorithm.critic.warmup_steps == 0
-            or s.recipe.algorithm.critic.warmup_steps < s.recipe.algorithm.steps
-        ),
-        cel="self.recipe.algorithm.critic.warmupSteps == 0"
-        " || self.recipe.algorithm.critic.warmupSteps < self.recipe.algorithm.steps",
+        holds=lambda a: a.critic.warmup_steps == 0 or a.critic.warmup_steps < a.steps,
+        cel="its.critic.warmupSteps == 0 || its.critic.warmupSteps < its.steps",
     ),
-    Rule(
+    _its(
         "critic-learns",
-        "recipe.algorithm.critic",
+        "critic",
         message="is of advantage gae, as that of ppo is; no other has a critic: leave it out",
-        holds=lambda s: s.recipe.algorithm.uses_critic or _is_as_it_comes(s.recipe.algorithm.critic),
-        cel=f"(!has(self.recipe.algorithm.advantageFunction) && {_ADVANTAGE} in ['gae', 'ppo'])"
-        " || (self.recipe.algorithm.critic.trunk == 'own' && self.recipe.algorithm.critic.coefficient == 0.1"
-        " && self.recipe.algorithm.critic.gamma == 1.0 && self.recipe.algorithm.critic.gaeLambda == 1.0"
-        " && self.recipe.algorithm.critic.valueClip == 0.5 && self.recipe.algorithm.critic.warmupSteps == 0)",
+        holds=lambda a: a.uses_critic or _is_as_it_comes(a.critic),
+        cel=f"(!has(its.advantageFunction) && {_ADVANTAGE} in ['gae', 'ppo']) || (its.critic.trunk == 'own'"
+        " && its.critic.coefficient == 0.1 && its.critic.gamma == 1.0 && its.critic.gaeLambda == 1.0"
+        " && its.critic.valueClip == 0.5 && its.critic.warmupSteps == 0)",
     ),
-    Rule(
+    _its(
         "own-loss-alone",
-        "recipe.algorithm.lossFunction",
+        "lossFunction",
         message="stands in place of policyLoss; leave one of the two out",
-        holds=lambda s: s.recipe.algorithm.loss_function is None or s.recipe.algorithm.policy_loss is None,
-        cel="!has(self.recipe.algorithm.lossFunction) || !has(self.recipe.algorithm.policyLoss)",
+        holds=lambda a: a.loss_function is None or a.policy_loss is None,
+        cel="!has(its.lossFunction) || !has(its.policyLoss)",
     ),
-    Rule(
+    _its(
         "own-advantage-alone",
-        "recipe.algorithm.advantageFunction",
+        "advantageFunction",
         message="stands in place of advantage; leave one of the two out, and take another name than reinforce++, whose"
         " advantage is not of a group",
-        holds=lambda s: (
-            s.recipe.algorithm.advantage_function is None
-            or (s.recipe.algorithm.advantage is None and s.recipe.algorithm.name != "reinforce++")
-        ),
-        cel="!has(self.recipe.algorithm.advantageFunction)"
-        " || (!has(self.recipe.algorithm.advantage) && self.recipe.algorithm.name != 'reinforce++')",
+        holds=lambda a: a.advantage_function is None or (a.advantage is None and a.name != "reinforce++"),
+        cel="!has(its.advantageFunction) || (!has(its.advantage) && its.name != 'reinforce++')",
     ),
-    Rule(
+    _its(
         "reused-once",
-        "recipe.algorithm.oldLogProbs",
+        "oldLogProbs",
         message="reuse takes one optimizer step per RL step, since its ratio is always 1; leave miniBatchPrompts and"
         " updateEpochs out, or take recompute",
-        holds=lambda s: (
-            s.recipe.algorithm.old_log_probs is not OldLogProbs.REUSE
-            or (
-                s.recipe.algorithm.update_epochs == 1
-                and s.recipe.algorithm.mini_batch_prompts in (None, s.recipe.algorithm.prompts_per_step)
-            )
+        holds=lambda a: (
+            a.old_log_probs is not OldLogProbs.REUSE
+            or (a.update_epochs == 1 and a.mini_batch_prompts in (None, a.prompts_per_step))
         ),
-        cel="self.recipe.algorithm.oldLogProbs != 'reuse' || (self.recipe.algorithm.updateEpochs == 1"
-        " && (!has(self.recipe.algorithm.miniBatchPrompts)"
-        " || self.recipe.algorithm.miniBatchPrompts == self.recipe.algorithm.promptsPerStep))",
+        cel="its.oldLogProbs != 'reuse' || (its.updateEpochs == 1 && (!has(its.miniBatchPrompts)"
+        " || its.miniBatchPrompts == its.promptsPerStep))",
     ),
-    Rule(
+    _its(
         "clips-a-ratio",
-        "recipe.algorithm.oldLogProbs",
+        "oldLogProbs",
         message="reuse has a ratio of 1 always, which clipLow, clipHigh and dualClip never bound: leave them out, or"
         " take bypass or recompute",
-        holds=lambda s: s.recipe.algorithm.old_log_probs is not OldLogProbs.REUSE or _has_no_clip(s),
-        cel="self.recipe.algorithm.oldLogProbs != 'reuse' || (!has(self.recipe.algorithm.clipLow)"
-        " && !has(self.recipe.algorithm.clipHigh) && self.recipe.algorithm.dualClip == 3.0)",
+        holds=lambda a: (
+            a.old_log_probs is not OldLogProbs.REUSE or (a.clip_low, a.clip_high, a.dual_clip) == (None, None, 3)
+        ),
+        cel="its.oldLogProbs != 'reuse' || (!has(its.clipLow) && !has(its.clipHigh) && its.dualClip == 3.0)",
     ),
-    Rule(
+    _its(
         "dual-clip-bounds",
-        "recipe.algorithm.dualClip",
+        "dualClip",
         message="bounds the ratio of policyLoss clip and gspo, and that of a KL penalty by k3Ratio in the loss; here is"
         " neither: leave it out",
-        holds=lambda s: s.recipe.algorithm.dual_clip == 3 or _has_free_ratio(s),
-        cel=f"self.recipe.algorithm.dualClip == 3.0 || (!has(self.recipe.algorithm.lossFunction) && {_LOSS} != 'cispo')"
-        " || (self.recipe.algorithm.klCoefficient > 0.0 && self.recipe.algorithm.klPlace == 'loss'"
-        " && self.recipe.algorithm.klEstimator == 'k3Ratio')",
+        holds=lambda a: a.dual_clip == 3 or _has_free_ratio(a),
+        cel=f"its.dualClip == 3.0 || (!has(its.lossFunction) && {_LOSS} != 'cispo') || (its.klCoefficient > 0.0"
+        " && its.klPlace == 'loss' && its.klEstimator == 'k3Ratio')",
     ),
-    Rule(
+    _its(
         "corrected-once",
-        "recipe.algorithm.correction",
+        "correction",
         message="{recipe.algorithm.correction} corrects a second time what the ratio of oldLogProbs bypass contains;"
         " take tokenMask, sequenceMask or none, or another oldLogProbs",
-        holds=lambda s: (
-            s.recipe.algorithm.old_log_probs is not OldLogProbs.BYPASS
-            or s.recipe.algorithm.correction not in (Correction.TOKEN_TRUNCATE, Correction.SEQUENCE_TRUNCATE)
+        holds=lambda a: (
+            a.old_log_probs is not OldLogProbs.BYPASS
+            or a.correction not in (Correction.TOKEN_TRUNCATE, Correction.SEQUENCE_TRUNCATE)
         ),
-        cel="self.recipe.algorithm.oldLogProbs != 'bypass' || !has(self.recipe.algorithm.correction)"
-        " || !(self.recipe.algorithm.correction in ['tokenTruncate', 'sequenceTruncate'])",
+        cel="its.oldLogProbs != 'bypass' || !has(its.correction)"
+        " || !(its.correction in ['tokenTruncate', 'sequenceTruncate'])",
     ),
-    Rule(
+    _its(
         "bound-of-a-correction",
-        "recipe.algorithm.correctionHigh",
+        "correctionHigh",
         message="bounds a correction, and there is none, as with oldLogProbs bypass unless one is named: leave it out,"
         " or take a correction",
-        holds=lambda s: s.recipe.algorithm.correction_high == 2 or _corrects(s),
-        cel=f"self.recipe.algorithm.correctionHigh == 2.0 || ({_CORRECTS})",
+        holds=lambda a: a.correction_high == 2 or _corrects(a),
+        cel=f"its.correctionHigh == 2.0 || ({_CORRECTS})",
     ),
-    Rule(
+    _its(
         "bound-of-a-mask",
-        "recipe.algorithm.correctionLow",
+        "correctionLow",
         message="is of tokenMask and sequenceMask only",
-        holds=lambda s: (
-            s.recipe.algorithm.correction_low == 0
-            or s.recipe.algorithm.correction in (Correction.TOKEN_MASK, Correction.SEQUENCE_MASK)
-        ),
-        cel="self.recipe.algorithm.correctionLow == 0.0 || (has(self.recipe.algorithm.correction)"
-        " && self.recipe.algorithm.correction in ['tokenMask', 'sequenceMask'])",
+        holds=lambda a: a.correction_low == 0 or a.correction in (Correction.TOKEN_MASK, Correction.SEQUENCE_MASK),
+        cel="its.correctionLow == 0.0 || (has(its.correction) && its.correction in ['tokenMask', 'sequenceMask'])",
     ),
-    Rule(
+    _its(
         "penalty-weighs",
-        "recipe.algorithm.klCoefficient",
+        "klCoefficient",
         message="is 0, so there is no KL penalty: leave klPlace and klEstimator out, or give it a weight",
-        holds=lambda s: (
-            s.recipe.algorithm.kl_coefficient > 0
-            or (s.recipe.algorithm.kl_place, s.recipe.algorithm.kl_estimator) == (KlPlace.LOSS, KlEstimator.K3_RATIO)
-        ),
-        cel="self.recipe.algorithm.klCoefficient > 0.0"
-        " || (self.recipe.algorithm.klPlace == 'loss' && self.recipe.algorithm.klEstimator == 'k3Ratio')",
+        holds=lambda a: a.kl_coefficient > 0 or (a.kl_place, a.kl_estimator) == (KlPlace.LOSS, KlEstimator.K3_RATIO),
+        cel="its.klCoefficient > 0.0 || (its.klPlace == 'loss' && its.klEstimator == 'k3Ratio')",
     ),
-    Rule(
+    _its(
         "penalty-estimated",
-        "recipe.algorithm.klEstimator",
+        "klEstimator",
         message="is of a KL penalty in the loss; with klPlace reward it is taken from the reward by k1: leave it out",
-        holds=lambda s: (
-            s.recipe.algorithm.kl_place is KlPlace.LOSS or s.recipe.algorithm.kl_estimator is KlEstimator.K3_RATIO
-        ),
-        cel="self.recipe.algorithm.klPlace == 'loss' || self.recipe.algorithm.klEstimator == 'k3Ratio'",
+        holds=lambda a: a.kl_place is KlPlace.LOSS or a.kl_estimator is KlEstimator.K3_RATIO,
+        cel="its.klPlace == 'loss' || its.klEstimator == 'k3Ratio'",
     ),
     Rule(
         "group-has-spread",
@@ -321,32 +291,25 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         ),
         cel="self.recipe.algorithm.groupFilter != 'nonzeroSpread' || self.recipe.sampling.samplesPerPrompt >= 2",
     ),
-    Rule(
+    _its(
         "filter-given",
-        "recipe.algorithm.filterFunction",
+        "filterFunction",
         message="groupFilter custom needs a filterFunction (module:function)",
-        holds=lambda s: (
-            s.recipe.algorithm.group_filter is not GroupFilter.CUSTOM or s.recipe.algorithm.filter_function is not None
-        ),
-        cel="self.recipe.algorithm.groupFilter != 'custom' || has(self.recipe.algorithm.filterFunction)",
+        holds=lambda a: a.group_filter is not GroupFilter.CUSTOM or a.filter_function is not None,
+        cel="its.groupFilter != 'custom' || has(its.filterFunction)",
     ),
-    Rule(
+    _its(
         "filter-used",
-        "recipe.algorithm.filterFunction",
+        "filterFunction",
         message="is only called with groupFilter custom; groupFilter is {recipe.algorithm.groupFilter}",
-        holds=lambda s: (
-            s.recipe.algorithm.group_filter is GroupFilter.CUSTOM or s.recipe.algorithm.filter_function is None
-        ),
-        cel="self.recipe.algorithm.groupFilter == 'custom' || !has(self.recipe.algorithm.filterFunction)",
+        holds=lambda a: a.group_filter is GroupFilter.CUSTOM or a.filter_function is None,
+        cel="its.groupFilter == 'custom' || !has(its.filterFunction)",
     ),
-    Rule(
+    _its(
         "filtered-groups-bounded",
-        "recipe.algorithm.maxFilteredGroupsPerStep",
+        "maxFilteredGroupsPerStep",
         message="bounds what a filter refuses, and groupFilter is {recipe.algorithm.groupFilter}: leave it out",
-        holds=lambda s: (
-            s.recipe.algorithm.group_filter is not GroupFilter.NONE
-            or s.recipe.algorithm.max_filtered_groups_per_step is None
-        ),
-        cel="self.recipe.algorithm.groupFilter != 'none' || !has(self.recipe.algorithm.maxFilteredGroupsPerStep)",
+        holds=lambda a: a.group_filter is not GroupFilter.NONE or a.max_filtered_groups_per_step is None,
+        cel="its.groupFilter != 'none' || !has(its.maxFilteredGroupsPerStep)",
     ),
 )

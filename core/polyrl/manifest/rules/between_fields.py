@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from polyrl.manifest.recipe import Mode
@@ -65,6 +65,26 @@ def _class_used(role: str) -> Rule:
     )
 
 
+def _stage_has(name: str, part: str, runs: Callable[[JobSpec], bool], cel: str) -> tuple[Rule, Rule]:
+    """What a stage needs that the mode has."""
+    return (
+        Rule(
+            f"{name}-data",
+            f"recipe.data.{name}",
+            message="mode {recipe.mode} needs at least one file of rows here",
+            holds=lambda s: not runs(s) or bool(getattr(s.recipe.data, name)),
+            cel=f"!({cel}) || size(self.recipe.data.{name}) > 0",
+        ),
+        Rule(
+            f"{name}-steps",
+            f"recipe.{part}.steps",
+            message="mode {recipe.mode} needs at least 1 step",
+            holds=lambda s: not runs(s) or getattr(s.recipe, part).steps > 0,
+            cel=f"!({cel}) || self.recipe.{part}.steps > 0",
+        ),
+    )
+
+
 RECIPE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "model-given",
@@ -106,34 +126,8 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         ),
         cel="!has(self.recipe.model.lora) || self.recipe.model.lora.saveMerged || self.recipe.mode != 'sft+rl'",
     ),
-    Rule(
-        "sft-data",
-        "recipe.data.sft",
-        message="mode {recipe.mode} needs at least one file of rows here",
-        holds=lambda s: not _supervises(s) or bool(s.recipe.data.sft),
-        cel=f"!({_SUPERVISES}) || size(self.recipe.data.sft) > 0",
-    ),
-    Rule(
-        "sft-steps",
-        "recipe.sft.steps",
-        message="mode {recipe.mode} needs at least 1 step",
-        holds=lambda s: not _supervises(s) or s.recipe.sft.steps > 0,
-        cel=f"!({_SUPERVISES}) || self.recipe.sft.steps > 0",
-    ),
-    Rule(
-        "rl-data",
-        "recipe.data.rl",
-        message="mode {recipe.mode} needs at least one file of rows here",
-        holds=lambda s: not _reinforces(s) or bool(s.recipe.data.rl),
-        cel=f"!({_REINFORCES}) || size(self.recipe.data.rl) > 0",
-    ),
-    Rule(
-        "rl-steps",
-        "recipe.algorithm.steps",
-        message="mode {recipe.mode} needs at least 1 step",
-        holds=lambda s: not _reinforces(s) or s.recipe.algorithm.steps > 0,
-        cel=f"!({_REINFORCES}) || self.recipe.algorithm.steps > 0",
-    ),
+    *_stage_has("sft", "sft", _supervises, cel=_SUPERVISES),
+    *_stage_has("rl", "algorithm", _reinforces, cel=_REINFORCES),
     Rule(
         "reward-given",
         "recipe.reward",
