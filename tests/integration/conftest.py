@@ -48,6 +48,14 @@ TOKENS: Final = {
 }
 
 
+PASSED_ON: Final = (
+    *(*EVERY_WORKER, "PYTHONPATH", "OMP_NUM_THREADS", "POLYRL_*", "PYTEST_*"),
+    *("KUBE*", "SGLANG_*", "MOONCAKE_*", "MC_*", "LD_*"),
+)
+"""What tests leave of the environment of whoever starts them: little more than a run's workers get, since a process is
+forked only where what its libraries may have read is the same."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def loaded_libraries(request: pytest.FixtureRequest) -> Iterator[None]:
     """Of the processes that tests start with `StartedProcess`, and of ranks and engines of this one."""
@@ -55,12 +63,15 @@ def loaded_libraries(request: pytest.FixtureRequest) -> Iterator[None]:
     if sys.platform != "linux" or apart:
         yield
         return
-    # As a run's own server is, so that a run that was forked of it needs none.
-    forks = ForkServer.start((*LIBRARIES, "polyrl_cli.local.run"), inherited(os.environ, EVERY_WORKER))
+    given = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(inherited(given, PASSED_ON))
+    forks = ForkServer.start((*LIBRARIES, "polyrl_cli.local.run"), os.environ)
     forks.keep()
     yield
     own.set_link(None)
     forks.close()
+    os.environ.update(given)
 
 
 NEEDS_API: Final = {"api_server", "helm_program"}

@@ -14,6 +14,8 @@ NOT_READ_BY_IMPORTS: Final = (
     *("PATH", "*_PROXY", "*_proxy", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
     # Read when something is connected to. A trainer has them of a user who has, its engines do not.
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HF_TOKEN"),
+    # Read, and set by torch itself, when something is compiled.
+    "TORCHINDUCTOR_CACHE_DIR",
     # Read when a GPU is asked for; nothing is forked where there is one.
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
     # What was forked sets its number of threads anew; the server has the other two for all.

@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 
 from polyrl.forks import OutputFiles, own_server
-from polyrl.manifest.environment import EVERY_WORKER, inherited
 
 INHERITED = -1
 """What Popen calls a stream that is this process's own."""
@@ -26,10 +25,7 @@ class StartedProcess(subprocess.Popen[Any]):
         plan = inspect.signature(subprocess.Popen._execute_child).bind(self, *given, **named).arguments  # type: ignore[attr-defined]
         command, environment = list(map(str, plan["args"])), dict(plan["env"] or os.environ)
         forks = own_server()
-        # What a test only passes on (of its shell, of pytest) is nothing that it starts the process for.
-        set_here = {name: text for name, text in environment.items() if os.environ.get(name) != text}
-        read = set_here | inherited(environment, EVERY_WORKER)
-        if forks is None or plan["p2cwrite"] != INHERITED or not forks.takes(command, read):
+        if forks is None or plan["p2cwrite"] != INHERITED or not forks.takes(command, environment):
             super()._execute_child(*given, **named)  # type: ignore[misc]
             return
         out = 1 if plan["c2pwrite"] == INHERITED else plan["c2pwrite"]
