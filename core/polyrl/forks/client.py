@@ -120,10 +120,10 @@ class ForkServer:
         own.set_link(self._link)
 
     def close(self) -> None:
-        """What it forked goes on."""
-        self._link.is_gone = True
-        self._link.socket.close()
+        """Ends one that this has started; what it forked goes on. One that was kept is its process's, for all in it."""
         if self._process is not None:
+            self._link.is_gone = True
+            self._link.socket.close()
             self._process.kill()
             self._process.wait(KILLED_S)
 

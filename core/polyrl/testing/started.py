@@ -62,5 +62,9 @@ def ran(
 
 
 def words_of(process: psutil.Process) -> list[str]:
-    """The command line of a process that may have been forked: its title then, in the place of a longer one."""
-    return " ".join(process.cmdline()).split()
+    """The command line of a process that may have been forked: its title then, in the place of a longer one. None of
+    one that has ended, whether it was waited for or not."""
+    try:
+        return " ".join(process.cmdline()).split()
+    except psutil.NoSuchProcess:  # a zombie is one, for psutil
+        return []

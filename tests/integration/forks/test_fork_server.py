@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from polyrl.forks import Forked, ForkServer, OutputFiles, client
+from polyrl.forks import Forked, ForkServer, OutputFiles, client, own_server
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.testing.started import words_of
 
@@ -488,3 +488,11 @@ def test_a_parent_is_named_to_what_it_starts(environment: Mapping[str, str], tmp
     assert forked.wait(DEADLINE_S) == 0
     assert (tmp_path / "printed").read_text() == "held\n"
     forks.close()
+
+
+def test_one_that_was_kept_outlives_whoever_closes_it() -> None:
+    """As a run in this process does at its end: all that came after it in the process was spawned."""
+    kept = own_server()
+    assert kept is not None
+    kept.close()
+    assert kept.takes([sys.executable, "-m", "ends"], os.environ)

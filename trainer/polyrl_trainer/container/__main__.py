@@ -15,7 +15,7 @@ import asyncio  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 
-from polyrl import parent_death_signal  # noqa: E402
+from polyrl import interpreter, parent_death_signal  # noqa: E402
 from polyrl.errors import UserError  # noqa: E402
 from polyrl.worker import USER_ERROR_EXIT  # noqa: E402
 from polyrl_trainer.container.command import parse_command  # noqa: E402
@@ -34,4 +34,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with interpreter.prompt_exit():  # whoever read the log may have gone away, which is no failure
+        sys.exit(main(sys.argv[1:]))
