@@ -67,7 +67,7 @@ class ProcessFleet:
         return time.monotonic()
 
     def fork_no_more(self) -> None:
-        """What is started, also at this moment, is spawned: a fork is long in coming while the run's server still loads."""
+        """What is started, also at this moment, is spawned: forks are long in coming while the run's server loads."""
         if self._forks is not None:
             self._forks.close()
 
