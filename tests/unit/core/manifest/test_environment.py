@@ -2,6 +2,7 @@
 
 import pytest
 
+from polyrl.forks.request import imports_alike
 from polyrl.manifest.environment import EVERY_WORKER, inherited
 from polyrl.manifest.job import PolyRLJob
 from polyrl.testing.job_values import raw_job
@@ -51,3 +52,13 @@ def test_a_value_of_the_manifest_is_the_trainers_alone() -> None:
     assert all_of_them.rollout is not None
     assert "JUDGE_MODEL" not in all_of_them.rollout.env
     assert "JUDGE_MODEL" not in all_of_them.trainer.inherits
+
+
+def test_all_workers_may_be_forked_of_one_that_loaded_libraries_in_what_each_gets() -> None:
+    """Certificates, accounts and proxies reach the trainer alone: with them it was spawned, unseen by any test."""
+    names = ("HOME", "HF_HOME", "HF_TOKEN", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "https_proxy", "OPENAI_API_KEY")
+    environ, found = dict.fromkeys(names, "x"), workers([])
+    assert found.rollout is not None
+    for worker in (found.manager, found.trainer, found.rollout):
+        gets = inherited(environ, worker.inherits) | worker.env
+        assert imports_alike(gets, inherited(environ, EVERY_WORKER)), worker.name
