@@ -385,8 +385,10 @@ def _cover(transition: Transition, batches: Iterable[tuple[int, int]]) -> None:
 def _end_step(transition: Transition, message: wire.EndStep) -> None:
     groups, step = transition.state.groups, (message.step, message.purpose)
     left = [number for number, one in reversed(groups.items()) if (one.group.step, one.group.purpose) == step]
-    # The oldest first, but what is complete before all: with nothing else left it would answer a request.
-    transition.fleet.ending.setdefault(message, sorted(left, key=lambda number: groups[number].ready))
+    # What is complete before all: with nothing else left it would answer a request. Then what waits: it would be given
+    # to engines that the others leave.
+    ended = sorted(left, key=lambda number: (groups[number].ready, len(groups[number].waiting)))
+    transition.fleet.ending.setdefault(message, ended)
     end_steps(transition)
 
 
