@@ -406,7 +406,9 @@ def end_steps(transition: Transition) -> None:
             transition.record(events.PlacementPaused(transition.now))
             return
         del ending[message]
-        transition.record(events.StepEnded(message.step, message.purpose, at=transition.now))
+        step = state.steps.get(step_key(message.step, message.purpose))
+        if step is None or not (step.open or step.ready):  # else more was submitted meanwhile
+            transition.record(events.StepEnded(message.step, message.purpose, at=transition.now))
         transition.record(events.RequestDone(message.request, digest_of(message)))
         transition.answer(wire.Accepted(message.request))
 

@@ -196,6 +196,23 @@ def test_nothing_of_a_step_that_ends_is_given_to_the_engines_that_it_leaves(monk
     assert given == [f"{number}.0" for number in range(20, 28)]
 
 
+def test_what_is_submitted_while_its_step_ends_opens_the_step_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the end: when its batch was withdrawn, it was surplus, and nobody heard of that."""
+    monkeypatch.setattr(trainer_messages, "DISCARDED_AT_ONCE", 3)
+    stage = ready(10)
+    ledger, more = stage.ledger, msgspec.structs.replace(stage.ledger.state.groups[0].group, id=20)
+    for message in (EndStep(900, 0, purpose=Purpose.TRAIN), Submit(901, (more,))):
+        ledger.from_trainer(message, stage.now)
+    while Accepted(900) not in ledger.tick(stage.now).to_trainer:
+        assert ledger.next_due() == stage.now
+    (number,) = ledger.state.assignments
+    stage.tokens("a", number, [2], "stop")
+    stage.score("20.0")
+    stage.ask(request=800)
+    stage.trainer(Withdraw(801, 800))
+    assert len(sent(stage.ask(request=802), Batch)[0].samples) == 1
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_who_hears_of_no_end_asks_again_and_gets_it(restarted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A manager that is started again has forgotten that a step was about to end; another trainer asks for no end."""
