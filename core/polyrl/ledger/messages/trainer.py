@@ -341,8 +341,7 @@ def _withdraw(transition: Transition, message: wire.Withdraw) -> None:
     for number, batch in tuple(state.batches.items()):
         if batch.request.request == message.asked:
             step = state.steps[step_key(batch.request.step, batch.request.purpose)]
-            ending = {(one.step, one.purpose) for one in transition.fleet.ending}
-            ended = step.ended or (step.step, step.purpose) in ending
+            ended = step.ended or (step.step, step.purpose) in {(e.step, e.purpose) for e in transition.fleet.ending}
             transition.record(events.BatchReturned(number, transition.now))
             if ended:
                 for group in batch.groups:
