@@ -66,10 +66,9 @@ def _serve(link: socket.socket) -> ForkRequest | None:
     before = {number: signal.signal(number, signal.SIG_IGN) for number in DEAF_TO}
     _keep_open(link.fileno())
     while True:
-        try:
+        asked = b""
+        with suppress(OSError):
             asked = link.recv(1, socket.MSG_PEEK)
-        except OSError:
-            return None
         if not asked or len(os.listdir("/proc/self/task")) > 1:  # libraries start threads of their own
             return None
         between = os.fork()
