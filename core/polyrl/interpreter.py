@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedWriter, TextIOWrapper
 
 
 @contextmanager
@@ -52,8 +53,12 @@ def _end() -> None:
 
 
 def flushed() -> bool:
-    """Writes out what was printed. False when a disk refused it, which is reported; a reader who is gone, or has closed
-    the stream, wanted no more of it."""
+    """Writes out what was printed, and what user code has left open. False when a disk refused what was printed, which
+    is reported; a reader who is gone, or has closed the stream, wanted no more of it."""
+    for file in [one for one in gc.get_objects() if type(one) in (TextIOWrapper, BufferedWriter)]:
+        with suppress(OSError, ValueError):
+            if os.path.isfile(file.fileno()):  # a pipe may make its writer wait
+                file.flush()
     try:
         for stream in (sys.stdout, sys.stderr):
             with suppress(BrokenPipeError, ValueError):

@@ -23,8 +23,8 @@ LIBRARIES: Final = (
 )
 """What takes long to load of a trainer and of an embedded engine, with torch below it, and of manager and agent."""
 
-DRIVERS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
-"""There wherever the driver of a GPU is."""
+DRIVERS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+"""One is there wherever the driver of a GPU is; the last one under Windows."""
 
 
 @contextmanager

@@ -72,8 +72,7 @@ class ForkServer:
 
     def takes(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Whether it can be forked: it runs a module, and its libraries would be loaded as the server's were."""
-        is_module = module_of(command) is not None
-        return not self._link.is_gone and is_module and imports_alike(environment, self._link.loaded_in)
+        return not self._link.is_gone and bool(module_of(command)) and imports_alike(environment, self._link.loaded_in)
 
     def fork(
         self,

@@ -12,7 +12,7 @@ import msgspec
 NOT_READ_BY_IMPORTS: Final = (
     *("POLYRL_*", "PYTEST_*", "SGLANG_*", "GLOO_*", "NCCL_*", "WANDB_*", "MLFLOW_*", "*_API_KEY", "*_BASE_URL"),
     *("PATH", "*_PROXY", "*_proxy", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    # Read when something is connected to. A trainer has them of a user who has, its engines do not.
+    # Read when something is connected to, or anew (`server`). A trainer has them of a user who has, its engines do not.
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HF_TOKEN"),
     # Read, and set by torch itself, when something is compiled.
     "TORCHINDUCTOR_CACHE_DIR",
@@ -54,12 +54,5 @@ def module_of(command: Sequence[str]) -> str | None:
 
 def imports_alike(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
     """Whether libraries that are loaded in these environments come out the same."""
-    return _read_by_imports(one) == _read_by_imports(other)
-
-
-def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: text
-        for name, text in environment.items()
-        if not any(fnmatchcase(name, pattern) for pattern in NOT_READ_BY_IMPORTS)
-    }
+    differ = {name for name, _ in one.items() ^ other.items()}
+    return all(any(fnmatchcase(name, pattern) for pattern in NOT_READ_BY_IMPORTS) for name in differ)

@@ -33,6 +33,7 @@ DEAF_TO: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that a terminal or a person sends to a whole group: a server ends with its parent, and not before."""
 FIRST_FREE: Final = 3
 """File descriptors below are the standard streams."""
+CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 SERVING: Final = "polyrl: forks processes"
 """How a server is called where processes are listed."""
 
@@ -65,16 +66,17 @@ def _serve(link: socket.socket) -> ForkRequest | None:
     before = {number: signal.signal(number, signal.SIG_IGN) for number in DEAF_TO}
     _keep_open(link.fileno())
     while True:
-        try:
-            data, files, _, _ = socket.recv_fds(link, LONGEST_REQUEST_BYTES, MAX_DESCRIPTORS)
-        except OSError:
+        asked = b""
+        with suppress(OSError):
+            asked = link.recv(1, socket.MSG_PEEK)
+        if not asked or len(os.listdir("/proc/self/task")) > 1:  # libraries start threads of their own
             return None
-        if not data or threads() > 1:
-            return None
-        request = msgspec.msgpack.decode(data, type=ForkRequest)
         between = os.fork()
         if not between:
             try:
+                # Not the server: its memory is every fork's, and a trainer's account keys are not an engine's.
+                data, files, _, _ = socket.recv_fds(link, LONGEST_REQUEST_BYTES, MAX_DESCRIPTORS)
+                request = msgspec.msgpack.decode(data, type=ForkRequest)
                 if os.fork():
                     os._exit(0)
                 for number, handler in before.items():
@@ -83,14 +85,8 @@ def _serve(link: socket.socket) -> ForkRequest | None:
             except BaseException:  # noqa: BLE001 - as a folder that is gone: whoever asked spawns it, and hears why
                 os._exit(1)
             return request
-        os.waitpid(between, 0)
-        for file in files:
-            os.close(file)
-
-
-def threads() -> int:
-    """How many this process has; libraries start some of their own."""
-    return len(os.listdir("/proc/self/task"))
+        if os.waitpid(between, 0)[1]:
+            return None  # it may have left the request unread
 
 
 def _become(request: ForkRequest, files: list[int], link: socket.socket) -> None:
@@ -131,6 +127,8 @@ def _compute() -> None:
         torch.default_generator.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
+    if (aiohttp := sys.modules.get("aiohttp.connector")) is not None and any(map(os.environ.get, CERTIFICATES)):
+        vars(aiohttp)["_SSL_CONTEXT_VERIFIED"] = aiohttp._make_ssl_context(True)
 
 
 def _place(files: list[int], numbers: tuple[int, ...]) -> None:

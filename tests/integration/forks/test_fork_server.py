@@ -22,6 +22,7 @@ import pytest
 from polyrl.forks import Forked, ForkServer, OutputFiles, client, own_server
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.testing.started import words_of
+from polyrl_operator.secret import make_certificate, server_tls
 
 DEADLINE_S = 30.0
 pytestmark = pytest.mark.timeout(150)  # more than a silent server is waited for
@@ -73,6 +74,25 @@ MODULES = {
         util.Finalize(None, print, ("cleaned up",), exitpriority=1)
         with interpreter.prompt_exit():
             sys.exit(3)
+    """,
+    "uses_heap": "freed = bytearray(8 << 20)\ndel freed",
+    "asks": """
+        import asyncio, aiohttp, sys
+        async def ask():
+            async with aiohttp.ClientSession() as session, session.get(sys.argv[1]) as answer:
+                print(await answer.text())
+        asyncio.run(ask())
+    """,
+    "scans": """
+        import sys
+        found, wanted = 0, bytes.fromhex(sys.argv[1])
+        with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
+            for line in maps:
+                begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+                if line.split()[1].startswith("rw"):
+                    memory.seek(begin)
+                    found += memory.read(end - begin).count(wanted)
+        print(found)
     """,
     "threaded": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     "has_child": """
@@ -172,6 +192,19 @@ def test_it_has_no_variable_that_it_was_not_given(
     assert forked is not None
     assert forked.wait(DEADLINE_S) == 0
     assert json.loads((tmp_path / "printed").read_text())["environment"] == fewer
+
+
+def test_it_has_nothing_of_what_its_server_was_asked_for_before(environment: Mapping[str, str], tmp_path: Path) -> None:
+    """A trainer's account keys were in the memory of each engine that was forked after it."""
+    forks, key = ForkServer.start(["uses_heap"], environment), os.urandom(16).hex()
+    for more, found in (({"POLYRL_KEY": key}, True), ({}, False)):
+        with (tmp_path / "printed").open("wb") as out:
+            command = [sys.executable, "-m", "scans", key.encode().hex()]
+            forked = forks.fork(command, {**environment, **more}, OutputFiles(out.fileno(), 2))
+            assert forked is not None
+            assert forked.wait(DEADLINE_S) == 0
+        assert (int((tmp_path / "printed").read_text()) > 1) is found, "it is itself once what is looked for"
+    forks.close()
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -304,6 +337,33 @@ def test_exit_handlers_of_what_its_server_has_loaded_are_called(environment: Map
         assert forked.wait(DEADLINE_S) == 3
     forks.close()
     assert (tmp_path / "printed").read_text() == "cleaned up\n"
+
+
+async def test_it_believes_the_certificates_of_its_own_environment(
+    environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    """aiohttp reads them when it is loaded, which was in the server: whoever has them is the trainer alone."""
+    made, authority = make_certificate(["localhost"]), tmp_path / "authority.pem"
+    authority.write_bytes(made.authority)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nbelieved")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=server_tls(made)) as server:
+        url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
+        without = {name: text for name, text in environment.items() if name not in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
+        forks = ForkServer.start(["aiohttp"], without)
+        command, given = [sys.executable, "-m", "asks", url], {**without, "SSL_CERT_FILE": str(authority)}
+        assert forks.takes(command, given)
+        with (tmp_path / "printed").open("wb") as out:
+            forked = await forks.fork_beside(command, given, OutputFiles(out.fileno(), 2))
+            assert forked is not None
+            assert await forked.ended() == 0
+        forks.close()
+    assert (tmp_path / "printed").read_text() == "believed\n"
 
 
 def test_processes_are_listed_by_what_they_do(run: Run) -> None:

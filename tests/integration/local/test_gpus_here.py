@@ -9,6 +9,7 @@ import pytest
 
 from polyrl_cli.local import gpus
 from polyrl_cli.local.gpus import gpus_here
+from polyrl_cli.local.loaded import loaded_libraries
 
 LISTS_TWO = """#!/bin/sh
 case "$1" in
@@ -90,3 +91,13 @@ def test_a_torch_without_cuda_uses_none(path: Path, monkeypatch: pytest.MonkeyPa
     here = gpus_here({})
     assert here.gpus == ()
     assert "2.15.0+cpu is built without CUDA" in here.note
+
+
+@pytest.mark.parametrize("driver", ["/dev/nvidiactl", "/dev/kfd", "/dev/dxg"], ids=["nvidia", "amd", "under windows"])
+def test_nothing_is_forked_beside_a_gpu(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == driver)
+    with loaded_libraries() as forks:
+        assert forks is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with loaded_libraries() as forks:
+        assert forks is not None

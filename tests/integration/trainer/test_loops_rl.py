@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from polyrl.errors import RunFailed
+from polyrl.errors import DeadlineExceeded, RunFailed
 from polyrl.manifest.data import EvaluationSpec
 from polyrl.manifest.parts.user_code import EnvironmentSpec
 from polyrl.manifest.spec import ReservedSleep
@@ -247,7 +247,7 @@ async def test_nobody_left_to_deliver_fails_with_what_is_awaited(tmp_path, monke
         yield
 
     run.rollouts.turns = silent
-    with pytest.raises(TimeoutError):
+    with pytest.raises(DeadlineExceeded, match="a batch of step 1"):
         await run.train(spec)
 
 

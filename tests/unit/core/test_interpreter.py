@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,26 @@ def test_output_that_a_full_disk_refused_is_no_success_and_changes_no_other_code
         done = subprocess.run([sys.executable, "-I", "-c", script], stdout=full, stderr=subprocess.PIPE, check=False)
     assert done.returncode == ends
     assert b"No space left on device" in done.stderr
+
+
+LEAVES_OPEN = """
+import fcntl, os, sys
+from polyrl.interpreter import prompt_exit
+text, binary, (reading, writing) = open(sys.argv[1], "w"), open(sys.argv[2], "wb"), os.pipe()
+os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)))
+full = open(writing, "wb")
+with prompt_exit():
+    text.write("last")
+    binary.write(b"last")
+    full.write(b"nobody reads it")
+"""
+
+
+def test_what_user_code_has_left_open_is_written(tmp_path: Path) -> None:
+    """Of a file that its own loss wrote to, a trainer lost what no buffer had handed on."""
+    files = [tmp_path / "text", tmp_path / "binary"]
+    subprocess.run([sys.executable, "-P", "-c", LEAVES_OPEN, *files], check=True, timeout=60)
+    assert [file.read_text() for file in files] == ["last", "last"]
 
 
 def test_how_a_trainer_ended_survives_readers_that_are_gone() -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from polyrl.errors import DeadlineExceeded
 from polyrl.sample import DiscardReason, Finish, Group, Purpose, Response, Scored, Span, sample_id, split_sample_id
 from polyrl.weights import WeightsRef
 from polyrl.wire import Batch, EngineMeasure, GroupDropped, TurnDone, pack_ids
@@ -145,10 +146,13 @@ class FakeRollouts:
         alone: bool = False,
     ) -> Batch:
         self.alone.append(alone)
-        async with asyncio.timeout(deadline_s):
-            while (picked := self._pick(step, purpose, min_samples, max_samples)) is None:
-                self._changed.clear()
-                await self._changed.wait()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while (picked := self._pick(step, purpose, min_samples, max_samples)) is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(f"a batch of step {step} ({purpose})", "the rollouts", deadline_s) from None
         number = len(self._batches)
         self._batches[number] = tuple(picked)
         samples = [scored for group in picked for scored in self._open.pop(group).scored.values()]
@@ -167,7 +171,7 @@ class FakeRollouts:
 
     async def end_step(self, step: int, purpose: Purpose) -> None:
         for group in self._of(step, purpose):
-            self._drop(group, DiscardReason.SURPLUS, "")
+            self._drop(group, DiscardReason.SURPLUS, "", notify=False)
 
     async def report(
         self,
@@ -202,14 +206,15 @@ class FakeRollouts:
         exhausted = len(picked) == len(of_step)
         return picked if samples >= min_samples or exhausted else None
 
-    def _drop(self, number: int, reason: DiscardReason, detail: str) -> None:
+    def _drop(self, number: int, reason: DiscardReason, detail: str, *, notify: bool = True) -> None:
         entry = self._open.pop(number, None)
         if entry is None:
             return
         self._complete = [group for group in self._complete if group != number]
         self.discarded[number] = reason
         dropped = GroupDropped(number, entry.group.step, purpose=entry.group.purpose, reason=reason, detail=detail)
-        self._drops.put_once(number, dropped)
+        if notify:
+            self._drops.put_once(number, dropped)
         self._changed.set()
 
     def _end_turn(self, group: Group, index: int) -> None:

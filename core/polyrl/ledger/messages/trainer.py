@@ -341,8 +341,7 @@ def _withdraw(transition: Transition, message: wire.Withdraw) -> None:
     for number, batch in tuple(state.batches.items()):
         if batch.request.request == message.asked:
             step = state.steps[step_key(batch.request.step, batch.request.purpose)]
-            ending = {(one.step, one.purpose) for one in transition.fleet.ending}
-            ended = step.ended or (step.step, step.purpose) in ending
+            ended = step.ended or (step.step, step.purpose) in {(e.step, e.purpose) for e in transition.fleet.ending}
             transition.record(events.BatchReturned(number, transition.now))
             if ended:
                 for group in batch.groups:
@@ -385,8 +384,10 @@ def _cover(transition: Transition, batches: Iterable[tuple[int, int]]) -> None:
 def _end_step(transition: Transition, message: wire.EndStep) -> None:
     groups, step = transition.state.groups, (message.step, message.purpose)
     left = [number for number, one in reversed(groups.items()) if (one.group.step, one.group.purpose) == step]
-    # The oldest first, but what is complete before all: with nothing else left it would answer a request.
-    transition.fleet.ending.setdefault(message, sorted(left, key=lambda number: groups[number].ready))
+    # What is complete before all: with nothing else left it would answer a request. Then what waits: it would be given
+    # to engines that the others leave.
+    ended = sorted(left, key=lambda number: (groups[number].ready, len(groups[number].waiting)))
+    transition.fleet.ending.setdefault(message, ended)
     end_steps(transition)
 
 
@@ -404,7 +405,9 @@ def end_steps(transition: Transition) -> None:
             transition.record(events.PlacementPaused(transition.now))
             return
         del ending[message]
-        transition.record(events.StepEnded(message.step, message.purpose, at=transition.now))
+        step = state.steps.get(step_key(message.step, message.purpose))
+        if step is None or not (step.open or step.ready):  # else more was submitted meanwhile
+            transition.record(events.StepEnded(message.step, message.purpose, at=transition.now))
         transition.record(events.RequestDone(message.request, digest_of(message)))
         transition.answer(wire.Accepted(message.request))
 

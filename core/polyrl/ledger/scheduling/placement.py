@@ -105,7 +105,7 @@ class Room:
         self._holds: dict[tuple[int, int, int], bool] = {}
         """By versions and tokens of a prompt, see `holds`."""
         self._others: dict[tuple[int | str, ...], bool] = {}
-        """By versions and engines that refused: whether another one with a free slot serves them."""
+        """By versions, tokens of a prompt and engines that refused: whether another one may be given it now."""
 
     def candidates(self, request: PlacementRequest, known: Iterable[str], costs: Costs) -> Iterator[LeasedEngine]:
         """Engines worth asking: those that have read something of it (`known`), one that was idle for long, and of all
@@ -136,18 +136,20 @@ class Room:
         return self._holds[about] and not self._is_refused(group)
 
     def _is_refused(self, group: Group) -> bool:
-        state, now, again_at = self._transition.state, self._transition.now, inf
+        transition, low, high, again_at = self._transition, group.min_version, group.max_version, inf
+        state, now, prompt = transition.state, transition.now, len(group.prompt_ids) // 4
         for index in state.groups[group.id].waiting:
             sample = state.samples[sample_id(group.id, index)]
-            about: tuple[int | str, ...] = (group.min_version, group.max_version, *sample.rejected_by)
+            about: tuple[int | str, ...] = (low, high, prompt, *sample.rejected_by)
             if about not in self._others:
-                others = (one for one in self._transition.fleet.roomy() if one.name not in sample.rejected_by)
-                self._others[about] = any(serves(one, group.min_version, group.max_version) for one in others)
+                others = (e for e in transition.fleet.roomy() if e.name not in sample.rejected_by and has_slot(e, now))
+                others = (e for e in others if prompt < e.capacity.max_context)
+                self._others[about] = any(may_generate(transition, e, low, high) for e in others)
             again_at = min(again_at, retry_at(state, sample))
             if again_at <= now or self._others[about]:
                 return False
         if again_at < state.due:
-            self._transition.record(PlacementPaused(max(again_at, now + SHORTEST_HOLD_S)))
+            transition.record(PlacementPaused(max(again_at, now + SHORTEST_HOLD_S)))
         return True
 
     def keep(self, request: PlacementRequest, costs: Costs) -> None:

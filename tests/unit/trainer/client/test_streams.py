@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from polyrl.errors import RunFailed
+from polyrl.errors import DeadlineExceeded, RunFailed
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
 from polyrl.weights import WeightsRef
 from polyrl.wire import GroupDropped, TurnDone, pack_ids
@@ -60,3 +60,22 @@ def test_nor_does_it_end_the_double_that_loops_are_tested_with(stream: str) -> N
         return came.group
 
     assert asyncio.run(poll()) == 3
+
+
+async def test_nor_does_the_double_name_the_surplus_of_a_step_that_it_was_asked_to_end() -> None:
+    """As the manager: whoever submits another for each drop would go on for ever."""
+    rollouts = FakeRollouts(lambda group, index, response: [7])
+    group = Group(3, 0, Purpose.TRAIN, pack_ids([1]), 1, SamplingParams(max_new_tokens=1), min_version=0, max_version=0)
+    await rollouts.submit([group])
+    await rollouts.end_step(0, Purpose.TRAIN)
+    assert rollouts.discarded == {3: DiscardReason.SURPLUS}
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(rollouts.dropped()), timeout=0.01)
+
+
+async def test_the_double_ends_a_wait_for_a_batch_as_the_client_does() -> None:
+    rollouts = FakeRollouts(lambda group, index, response: [7])
+    group = Group(3, 0, Purpose.TRAIN, pack_ids([1]), 1, SamplingParams(max_new_tokens=1), min_version=0, max_version=0)
+    await rollouts.submit([group])
+    with pytest.raises(DeadlineExceeded, match="a batch of step 0"):
+        await rollouts.next(0, purpose=Purpose.TRAIN, min_samples=1, max_samples=1, max_tokens=9, deadline_s=0.01)

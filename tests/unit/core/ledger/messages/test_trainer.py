@@ -10,6 +10,7 @@ import pytest
 
 from polyrl import wire
 from polyrl.ledger import Ledger, LedgerConfig
+from polyrl.ledger.events import Assigned
 from polyrl.ledger.messages import trainer as trainer_messages
 from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
 from polyrl.wire import (
@@ -179,6 +180,37 @@ def test_a_large_step_ends_in_slices_that_leave_time_for_others(most: int, monke
     assert [len(one.samples) for one in answers if isinstance(one, Batch)] == [0], "what is complete is surplus too"
     assert ledger.from_trainer(end, stage.now).to_trainer == [Accepted(900)]
     assert (ledger.next_due() or 0.0) > stage.now
+
+
+def test_nothing_of_a_step_that_ends_is_given_to_the_engines_that_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_messages, "DISCARDED_AT_ONCE", 4)
+    stage = Stage()
+    stage.engine("a")
+    stage.submit(20)
+    stage.submit(8, step=1)
+    ledger, events = stage.ledger, list[object]()
+    events += ledger.from_trainer(EndStep(900, 0, purpose=Purpose.TRAIN), stage.now).events
+    while len(ledger.state.groups) > 8:
+        events += ledger.tick(stage.now).events
+    given = [event.sample for event in events if isinstance(event, Assigned)]
+    assert given == [f"{number}.0" for number in range(20, 28)]
+
+
+def test_what_is_submitted_while_its_step_ends_opens_the_step_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the end: when its batch was withdrawn, it was surplus, and nobody heard of that."""
+    monkeypatch.setattr(trainer_messages, "DISCARDED_AT_ONCE", 3)
+    stage = ready(10)
+    ledger, more = stage.ledger, msgspec.structs.replace(stage.ledger.state.groups[0].group, id=20)
+    for message in (EndStep(900, 0, purpose=Purpose.TRAIN), Submit(901, (more,))):
+        ledger.from_trainer(message, stage.now)
+    while Accepted(900) not in ledger.tick(stage.now).to_trainer:
+        assert ledger.next_due() == stage.now
+    (number,) = ledger.state.assignments
+    stage.tokens("a", number, [2], "stop")
+    stage.score("20.0")
+    stage.ask(request=800)
+    stage.trainer(Withdraw(801, 800))
+    assert len(sent(stage.ask(request=802), Batch)[0].samples) == 1
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -9,7 +9,8 @@ import pytest
 
 from polyrl.ledger import LedgerConfig, speed
 from polyrl.ledger.scheduling import cost, placement
-from polyrl.sample import DiscardReason, Group, Purpose, SamplingParams
+from polyrl.ledger.state import SamplePhase
+from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     Assign,
     GroupDropped,
@@ -495,6 +496,37 @@ def test_what_all_engines_refuse_holds_up_nobody_and_is_asked_for_again_in_time(
     assert stage.ledger.next_due() == 2.0, "the last one may come again first"
     stage.pass_time_heard(16.0)
     assert stage.number("0.0")
+
+
+@pytest.mark.parametrize("refused", [placement.ASKS_AT_ONCE + 1, placement.TRIED_GROUPS + 50])
+@pytest.mark.parametrize("why", ["it pauses", "the trainer learns", "its context is too short"])
+def test_what_others_refuse_holds_up_nobody_while_the_last_engine_may_not_be_given_it(why: str, refused: int) -> None:
+    """129 groups kept two idle engines from what waits behind for as long as that lasted."""
+    stage = Stage()
+    for name in "ab":
+        stage.engine(name, max_running=1)
+    pool = Pool.RESERVED if why == "the trainer learns" else Pool.SPOT
+    stage.engine("last", pool, max_context=5 if why == "its context is too short" else 4096)
+    stage.submit(1)
+    stage.finish_all()
+    stage.ask(most=1)
+    if why == "it pauses":
+        stage.ledger.state.engines["last"].quarantined_until = 60.0
+    stage.submit(2)
+    stage.submit(refused)
+    waiting = [sample for sample in stage.ledger.state.samples.values() if sample.phase is SamplePhase.WAITING]
+    for sample in waiting:
+        sample.rejected_by, sample.rejections, sample.refused_at, sample.moved_at = ["a", "b"], 9, 0.0, 0.0
+    assert len(waiting) == refused
+    stage.submit(1)
+    (number,) = stage.ledger.state.engines["a"].running
+    stage.tokens("a", number, [2], "stop")
+    stage.pass_time_heard(1.0)
+    assert stage.placed()["a"] == [f"{refused + 3}.0"]
+    assert stage.placed()["last"] == []
+    if why == "it pauses":
+        stage.pass_time_heard(60.0)
+        assert stage.placed()["last"], "once it may"
 
 
 def test_what_another_engine_may_still_take_is_not_passed_by() -> None:
