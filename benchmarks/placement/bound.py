@@ -1,21 +1,20 @@
 """A time that no step can beat, whatever is known and decided: the clairvoyant lower bound.
 
-Let T be the time of a step from its weights' publication until its last token is learned. Five numbers, of which each
-is at most T; the bound is the largest.
+Let T be the time of a step from its weights' publication until its last token is learned. Three kinds of numbers, of
+which each is at most T; the bound is the largest.
 
-1. Learning: there is one learner, and it learns every token: T >= L, its seconds in all. It begins when `micro` samples
-   in complete groups are done at the earliest. A sample is not done before its path is over: some engine has loaded
-   the weights, read its prompt and generated its tokens one after the other, its tools and its verdict have taken
-   their time. A token takes at least the step of the fastest engine with one sample; a group takes at least the longest
-   path of its samples. The k-th shortest group path, k the groups that make `micro` samples, comes before learning:
-   T >= path(k) + L.
-2. The longest sample: T >= its path + the learning of its own tokens.
-3. Work: an engine generates at most `full_rate` tokens per second, which grows with its batch, and its batch is at most
+1. Learning: there is one learner, it learns whole groups, and the first time it waits for `micro` samples. A group is
+   not complete before the longest path of its samples is over: some engine has loaded the weights, read the prompt and
+   generated the tokens one after the other, its tools and its verdict have taken their time; a token takes at least the
+   step of the fastest engine with one sample. Of the groups in the order of their paths, none from the k-th on is
+   learned before path(k), and none at all before path(m), m the groups that make `micro` samples. So for each k
+   T >= path(max(k, m)) + the learning of all groups from the k-th on.
+2. Work: an engine generates at most `full_rate` tokens per second, which grows with its batch, and its batch is at most
    its max_running and at most all samples of the step. A reserved engine generates nothing while the learner learns,
    nor while it loads: at most T - max(load, L) seconds. A spot engine generates when it is there and has loaded. So all
    tokens <= sum of rate * seconds(T), whose right side grows with T: the least T that fulfils it is at most the step's.
-4. The end: all samples longer than h tokens must still generate what they have above h; before that, each has
-   spent h tokens' time. Their number limits the batch: from the time when the first token above h can be made, work (3)
+3. The end: all samples longer than h tokens must still generate what they have above h; before that, each has
+   spent h tokens' time. Their number limits the batch: from the time when the first token above h can be made, work (2)
    holds with that many samples and only the tokens above h, and generation before cannot help.
 
 Moves, reading again, idle engines, unknown lengths, KV room and context only add to this, so it is no estimate of what
@@ -45,14 +44,7 @@ def lower_bound(fleet: Fleet, workload: Workload, step: int, began: float) -> Bo
     samples = [sample for prompt in prompts for sample in prompt.samples]
     learning = learn_s * sum(sample.learned for sample in samples)
     fastest = _Fastest(fleet, workload)
-    paths = sorted(max(fastest.path(prompt, index) for index in range(len(prompt.samples))) for prompt in prompts)
-    first = paths[-(-workload.micro // len(prompts[0].samples)) - 1]
-    longest = max(
-        fastest.path(prompt, index) + learn_s * sample.learned
-        for prompt in prompts
-        for index, sample in enumerate(prompt.samples)
-    )
-    found = [Bound(first + learning, "learning"), Bound(longest, "the longest sample")]
+    found = [Bound(_learned_s(workload, prompts, fastest, learn_s), "learning")]
     lengths = sorted(sample.tokens for sample in samples)
     floors = {0, *(lengths[len(lengths) * share // 8] for share in range(1, 8))}
     for floor in floors:
@@ -60,6 +52,22 @@ def lower_bound(fleet: Fleet, workload: Workload, step: int, began: float) -> Bo
         if above:
             found.append(Bound(_work_s(fleet, workload, above, began, learning, fastest.token_s * floor), "work"))
     return max(found)
+
+
+def _learned_s(workload: Workload, prompts: Many[Prompt], fastest: _Fastest, learn_s: float) -> float:
+    groups = sorted(
+        (
+            max(fastest.path(prompt, index) for index in range(len(prompt.samples))),
+            learn_s * sum(sample.learned for sample in prompt.samples),
+        )
+        for prompt in prompts
+    )
+    first = -(-workload.micro // len(prompts[0].samples)) - 1
+    found, left = 0.0, 0.0
+    for index in reversed(range(len(groups))):
+        left += groups[index][1]
+        found = max(found, groups[max(index, first)][0] + left)
+    return found
 
 
 class _Fastest:

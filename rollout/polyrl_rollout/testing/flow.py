@@ -65,7 +65,9 @@ class Decoding:
     ready_at: float
     """When it has been read."""
     end: int
-    """Response position at which the turn ends."""
+    """Response position at which it ends here."""
+    finish: Finish
+    """LENGTH: its engine holds no more, and the turn goes on elsewhere."""
     position: float
 
 
@@ -94,8 +96,9 @@ class FlowEngine:
     """Tokens of prompts (by group) and responses (by sample) in its cache."""
 
     def start(self, stream: Stream, end: int, now: float) -> None:
-        """Reads what it does not know, after what it reads already."""
+        """Reads what it does not know, after what it reads already. `end`: response position at which the turn ends."""
         assign = stream.assign
+        limit = assign.offset + assign.max_new_tokens
         group = assign.sample.partition(".")[0]
         prompt = len(assign.input_ids) // 4 - assign.offset
         known = self._known.get(assign.sample, 0) or (prompt if group in self._known else 0)
@@ -103,7 +106,9 @@ class FlowEngine:
         self.read += unread
         self.free_at = max(now, self.free_at) + unread * self.speed.prefill_s
         self._known[group] = prompt
-        self.decoding[assign.assignment] = Decoding(stream, self.free_at, end=end, position=assign.offset)
+        finish = Finish.STOP if end <= limit else Finish.LENGTH
+        run = Decoding(stream, self.free_at, end=min(end, limit), finish=finish, position=assign.offset)
+        self.decoding[assign.assignment] = run
 
     def decode(self, now: float, seconds: float = STEP_S) -> None:
         """What happened in the last `seconds`."""
@@ -118,8 +123,9 @@ class FlowEngine:
             if count:
                 self.generated += count
                 done = run.position >= run.end
-                ids = [TOKEN] * (count - done) + [STOP] * done
-                chunk = TokenChunk(ids, [0.0] * count, version=self.version, finish=Finish.STOP if done else None)
+                stops = done and run.finish is Finish.STOP
+                ids = [TOKEN] * (count - stops) + [STOP] * stops
+                chunk = TokenChunk(ids, [0.0] * count, version=self.version, finish=run.finish if done else None)
                 self.protocol.book.add(assign.assignment, chunk, now)
                 if done:
                     del self.decoding[assign.assignment]
@@ -275,7 +281,7 @@ class Flow(Stage):
     def _end_of(self, assign: Assign) -> int:
         sample = self.ledger.state.samples.get(assign.sample)
         begin, turn = (sample.turn_start, sample.turn) if sample is not None else (assign.offset, 0)
-        return min(begin + self._length(assign.sample, turn), assign.offset + assign.max_new_tokens)
+        return begin + self._length(assign.sample, turn)
 
     def _keep(self, outcome: Effects) -> Effects:
         if hasattr(self, "_mail"):

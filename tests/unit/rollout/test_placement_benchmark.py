@@ -72,6 +72,17 @@ def test_a_cost_that_knows_no_speeds_makes_steps_longer(placement: Any, monkeypa
     assert any(worst_step(placement, case) > MOST_VS_RESERVED for case in ("slow", "tiny", *HARMFUL))
 
 
+def test_what_one_engine_has_no_context_for_is_generated_to_its_end_elsewhere(placement: Any) -> None:
+    draws, base = placement.draws, placement.draws.Speed(0.02)
+    small = base._replace(step_s=0.002, max_context=600)
+    prompt = draws.Prompt(100, (draws.Sequence((2_000,), (0.0,)),))
+    workload = draws.Workload("long", ((prompt,),) * 2, budget=4_000, load_s=1.0, micro=1, learning_share=0.1)
+    fleet = draws.Fleet("small", (draws.Machine(base),), (draws.Machine(small),))
+    for step in placement.run.run_pair(fleet, workload):
+        assert step.report.generated >= step.report.wanted
+        assert step.report.seconds >= step.bound.seconds
+
+
 def made_s(speed: Any, prompts: list[Any], load_s: float) -> list[tuple[float, int]]:
     """(when, tokens) each prompt's one sample is done on an engine that is never disturbed."""
     left = [float(prompt.samples[0].tokens) for prompt in prompts]
