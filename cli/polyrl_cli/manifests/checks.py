@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from polyrl.forks import Forked, OutputFiles, start
 from polyrl.manifest.job import PolyRLJob
 from polyrl.wire.checks import (
     CheckBegan,
@@ -73,7 +74,7 @@ class _Started:
     part: CheckPart
     report: Path
     output: Path
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     deadline_s: float
     began: float = field(default_factory=time.monotonic)
 
@@ -123,9 +124,7 @@ def _start(job: PolyRLJob, manifest_dir: Path, folder: Path, part: CheckPart, mo
     argv += [str(manifest_dir), "--out", str(report), "--part", part.value, *more]
     environment = process_environment(user_env(job.spec), user_inherits(job.spec))
     with output.open("wb") as log:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
+        process = start(argv, environment, OutputFiles(log.fileno(), log.fileno()), own_session=True)
     return _Started(part, report, output=output, process=process, deadline_s=_deadline(job, part))
 
 

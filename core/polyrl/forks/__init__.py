@@ -16,7 +16,7 @@ Forked is only what reads its environment as the server read it while it loaded 
 spawned, as is everything where there is a GPU, since CUDA does not bear a fork.
 """
 
-from polyrl.forks.client import ForkServer, OutputFiles, own_server
+from polyrl.forks.client import ForkServer, OutputFiles, own_server, start
 from polyrl.forks.forked import Forked
 
-__all__ = ["ForkServer", "Forked", "OutputFiles", "own_server"]
+__all__ = ["ForkServer", "Forked", "OutputFiles", "own_server", "start"]

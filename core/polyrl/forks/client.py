@@ -167,3 +167,28 @@ def own_server() -> ForkServer | None:
     """The one that this process has."""
     link = own.kept()
     return None if link is None else ForkServer(link)
+
+
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    streams: OutputFiles,
+    *,
+    passed: Sequence[int] = (),
+    own_session: bool = False,
+) -> subprocess.Popen[bytes] | Forked:
+    """Forked by this process's own server; where it has none, or that does not take it, spawned."""
+    forks = own_server()
+    if forks is not None and forks.takes(command, environment):
+        forked = forks.fork(command, environment, streams, passed=passed, own_session=own_session)
+        if forked is not None:
+            return forked
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=streams.out,
+        stderr=streams.err,
+        env=environment,
+        pass_fds=passed,
+        start_new_session=own_session,
+    )

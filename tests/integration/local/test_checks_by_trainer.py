@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -192,6 +193,13 @@ def test_user_code_is_not_executed_where_it_should_not_be(job: Path) -> None:
     assert "executed" in polyrl("validate", "job.yaml", cwd=job.parent).stderr
 
 
+def test_where_libraries_are_loaded_already_checks_are_forked(job: Path) -> None:
+    code = "import sys\nraise SystemExit('loaded' if 'torch' in sys.modules else 'bare')\n"
+    (job.parent / "reward.py").write_text(code)
+    (fault,) = refusal(job)
+    assert "loaded" in fault
+
+
 @pytest.mark.slow
 def test_without_the_extra_one_note_says_what_was_not_checked(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -203,7 +211,7 @@ def test_without_the_extra_one_note_says_what_was_not_checked(
     (tmp_path / "without.txt").write_text(
         f"{program}import runpy; runpy.run_module('polyrl_trainer.check', run_name='__main__')"
     )
-    monkeypatch.setattr(checks.sys, "executable", str(fake))
+    monkeypatch.setattr(checks, "sys", SimpleNamespace(executable=str(fake)))
     (note,) = check_contents(load_manifest(job), job)
     assert note.startswith(
         "needs the trainer extra (pip install 'polyrl[trainer]'); these checks were not made: the model's config"

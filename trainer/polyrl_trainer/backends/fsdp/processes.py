@@ -19,7 +19,7 @@ from typing import Final
 import torch
 
 from polyrl import parent_death_signal
-from polyrl.forks import Forked, OutputFiles, own_server
+from polyrl.forks import Forked, OutputFiles, start
 from polyrl_trainer.backends.fsdp.heartbeat import LINK
 from polyrl_trainer.backends.fsdp.ranks import RankPlace
 
@@ -114,18 +114,8 @@ def _start(place: RankPlace, own: Mapping[str, str]) -> Follower:
     command = [sys.executable, "-m", "polyrl_trainer.backends.fsdp"]
     passed = (*place.meeting.inherited, theirs.fileno())
     with theirs:
-        return Follower(place.rank, _process(command, environment, passed), link=mine)
-
-
-def _process(
-    command: Sequence[str], environment: Mapping[str, str], passed: Sequence[int]
-) -> subprocess.Popen[bytes] | Forked:
-    forks = own_server()
-    if forks is not None and forks.takes(command, environment):
-        forked = forks.fork(command, environment, OutputFiles(STDOUT, STDERR), passed=passed)
-        if forked is not None:
-            return forked
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=passed)
+        process = start(command, environment, OutputFiles(STDOUT, STDERR), passed=passed)
+    return Follower(place.rank, process, link=mine)
 
 
 def end_of(one: Follower, ranks: int) -> str:
