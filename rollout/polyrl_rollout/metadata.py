@@ -261,12 +261,7 @@ def _expect(response: MetadataResponse, what: str, *statuses: int) -> MetadataRe
 
 # --- polling ----------------------------------------------------------------------------------------------------------
 
-CLOUDS: Final[dict[str, Callable[[], CloudMetadata]]] = {
-    "Karpenter": Aws,
-    "EKSManaged": Aws,
-    "GKE": Gcp,
-    "AKS": Azure,
-}
+CLOUDS: Final[dict[str, Callable[[], CloudMetadata]]] = {"Karpenter": Aws, "EKSManaged": Aws, "GKE": Gcp, "AKS": Azure}
 """By `rollout.capacity.preset`; None says nothing of a cloud."""
 
 

@@ -46,15 +46,7 @@ MIN_VALUE_BYTES: Final = 1 << 20
 STEPS_OF_MIGRATION: Final = 4
 """So many times those of a query: each table is read, and rows are written again."""
 
-WRONG_VALUES: Final = (
-    ProtocolError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-    MemoryError,
-)
+WRONG_VALUES: Final = (ProtocolError, ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
 """What decoding raises on a damaged row, whose columns may even have other types, and bringing an older one forward."""
 
 

@@ -43,11 +43,7 @@ def answering_model(folder: Path) -> Any:
 
     with in_a_sentence(folder, "cannot be loaded, and code of a model's folder is not run"):
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            attn_implementation="sdpa",
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
+            folder, attn_implementation="sdpa", local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
         ends = {name: getattr(model.generation_config, name) for name in ("eos_token_id", "pad_token_id")}
         # Beams, penalties and the like: samples were drawn from the policy as it is.

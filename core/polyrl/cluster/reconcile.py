@@ -107,11 +107,7 @@ def _unchanged(ctx: ReconcileContext) -> ScaleDecision:
     """A job that does not run keeps the number that it last had, so that it goes on from there."""
     desired = ctx.status.rollout.desired_replicas
     return ScaleDecision(
-        desired,
-        ctx.status.scaling,
-        active=False,
-        reason=ScalingReason.IDLE,
-        message="the job does not run",
+        desired, ctx.status.scaling, active=False, reason=ScalingReason.IDLE, message="the job does not run"
     )
 
 

@@ -174,14 +174,7 @@ def _send_batch(transition: Transition, number: int, wanted: BatchRequest, packi
             samples.append(scored)
             checks.append(check)
     transition.answer(
-        Batch(
-            wanted.request,
-            number,
-            step=wanted.step,
-            samples=tuple(samples),
-            last=packing.last,
-            checks=tuple(checks),
-        )
+        Batch(wanted.request, number, step=wanted.step, samples=tuple(samples), last=packing.last, checks=tuple(checks))
     )
 
 

@@ -11,14 +11,7 @@ import msgspec
 
 from polyrl.ledger.causes import RestPhase
 from polyrl.ledger.measures.departures import pause_of
-from polyrl.ledger.state import (
-    LeasedEngine,
-    LedgerState,
-    SamplePhase,
-    SampleState,
-    context_used,
-    step_key,
-)
+from polyrl.ledger.state import LeasedEngine, LedgerState, SamplePhase, SampleState, context_used, step_key
 from polyrl.sample import Purpose, sample_id
 from polyrl.status import MAX_MESSAGE, EngineState, EngineStatus, ManagerStatus, SampleCounts, TokenCounts
 

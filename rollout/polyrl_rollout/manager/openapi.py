@@ -35,10 +35,7 @@ def make_openapi() -> dict[str, Any]:
     types = {kind for _, request, answer in BODIES.values() for kind in (request, answer) if kind} | {Problem}
     ordered = sorted(types, key=lambda kind: kind.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
-    texts = {
-        METRICS_PATH: _text("Prometheus text", "text/plain"),
-        PAGE_PATH: _text("The run as a page", "text/html"),
-    }
+    texts = {METRICS_PATH: _text("Prometheus text", "text/plain"), PAGE_PATH: _text("The run as a page", "text/html")}
     return {
         "openapi": "3.1.0",
         "info": {"title": "PolyRL manager", "version": "1", "description": "Status and control of one run."},

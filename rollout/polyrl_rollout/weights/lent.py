@@ -155,12 +155,7 @@ class LentStream(WeightStream):
     """Asks for loans in place of chunks, as long as they can be read."""
 
     def __init__(
-        self,
-        endpoint: str,
-        handshake: Handshake,
-        silence_s: float,
-        check: Callable[[], None],
-        reader: LoanReader,
+        self, endpoint: str, handshake: Handshake, silence_s: float, check: Callable[[], None], reader: LoanReader
     ) -> None:
         super().__init__(endpoint, handshake, silence_s, check)
         self._reader, self._returned = reader, list[int]()

@@ -119,12 +119,7 @@ class Puller:
             return LentStream(endpoint, shown, self._silence_s, check, self._reader)
 
         transfer = Transfer(
-            weights,
-            dial,
-            silence_s=self._silence_s,
-            progress_s=self._progress_s,
-            swarm=self._swarm,
-            left=self._left,
+            weights, dial, silence_s=self._silence_s, progress_s=self._progress_s, swarm=self._swarm, left=self._left
         )
         self._transfer = transfer
         pulling = asyncio.create_task(asyncio.to_thread(self._pull, weights, served, transfer))

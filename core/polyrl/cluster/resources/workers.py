@@ -135,9 +135,7 @@ def rollout_pod(owner: Owner, ordinal: int, pool: Pool) -> Object:
 def rollout_resources(spec: JobSpec) -> Fields:
     """What our container asks for. An engine that is spread over GPUs asks for them, unless the template names a device
     or a claim of its own; one on a single device leaves that to the template: it may be none, as on a CPU."""
-    resources: Fields = {
-        "requests": {"cpu": str(spec.rollout.engine.threads), "memory": ROLLOUT_MEMORY_REQUEST},
-    }
+    resources: Fields = {"requests": {"cpu": str(spec.rollout.engine.threads), "memory": ROLLOUT_MEMORY_REQUEST}}
     theirs = container_resources(spec.rollout.template)
     named = {name for part in ("requests", "limits") for name in theirs.get(part, {})}
     each = gpus_per_engine(spec.rollout.engine)

@@ -146,6 +146,6 @@ STEPS: Final[dict[int, Step]] = {
         "no engine is a straggler; the queue goes by step before age; engines that can generate are counted",
         event=_no_stragglers,
         state=_state_of_9,
-    ),
+    )
 }
 """By the schema that they start from; none is missing between the oldest and JOURNAL_SCHEMA."""

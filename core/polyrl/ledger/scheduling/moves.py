@@ -21,14 +21,7 @@ from polyrl.ledger.events import EngineDeparted, EngineQuarantined, Moved, TurnE
 from polyrl.ledger.fleet import may_ever_serve
 from polyrl.ledger.measures.departures import Departure, pause_of
 from polyrl.ledger.scheduling.cost import serves
-from polyrl.ledger.state import (
-    REJECTIONS_TO_PAUSE,
-    GroupState,
-    LedgerState,
-    SampleState,
-    context_used,
-    turn_done,
-)
+from polyrl.ledger.state import REJECTIONS_TO_PAUSE, GroupState, LedgerState, SampleState, context_used, turn_done
 from polyrl.ledger.transition import Transition
 from polyrl.sample import DiscardReason, Finish, Pool, sample_id
 from polyrl.wire import Cancel

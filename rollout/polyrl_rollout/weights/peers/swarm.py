@@ -53,12 +53,7 @@ class Swarm:
     """Until `close`; `update` is the agent's, all else may be called by any thread."""
 
     def __init__(
-        self,
-        engine: str,
-        port: int | None = None,
-        host: str = "",
-        least_bytes: int = 0,
-        silence_s: float = SILENCE_S,
+        self, engine: str, port: int | None = None, host: str = "", least_bytes: int = 0, silence_s: float = SILENCE_S
     ) -> None:
         """Listens at that port of `host`, 0 being any port and no host every address; None: it does not.
         `least_bytes`: where all together have less to get, each takes it from the publisher. Raises OSError when the

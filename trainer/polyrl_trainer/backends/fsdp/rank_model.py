@@ -35,12 +35,7 @@ from polyrl_trainer.backends.models.value_head import HEAD_WEIGHT
 from polyrl_trainer.backends.optimizers.named_state import named_state, restore_state, room_for_state
 from polyrl_trainer.backends.packing import PackedBatch, Pass, learned_counts, pack_pass
 from polyrl_trainer.backends.saved_state import SavedState, TensorFiles
-from polyrl_trainer.backends.training_state import (
-    MODEL_FILE,
-    OPTIMIZER_FILE,
-    RNG_FILE,
-    VALUE_HEAD_FILE,
-)
+from polyrl_trainer.backends.training_state import MODEL_FILE, OPTIMIZER_FILE, RNG_FILE, VALUE_HEAD_FILE
 from polyrl_trainer.backends.updates import Updates
 from polyrl_trainer.backends.weight_stream import stream_places
 from polyrl_trainer.sample import Sample

@@ -74,12 +74,7 @@ class LearnerGroup(Learners):
             others.watch(self._heartbeat, self._note)
         meet = self._meeting_at(places[LEADER], rank_device(kind, 0))
         self._learners = ShardedLearners(
-            meet,
-            self.size,
-            threads,
-            wait_seconds=wait_seconds,
-            why_lost=self._why_lost,
-            unless_lost=self._unless_lost,
+            meet, self.size, threads, wait_seconds=wait_seconds, why_lost=self._why_lost, unless_lost=self._unless_lost
         )
 
     def learner(self, model: ModelConfig, engine: EngineConfig, optimizer: OptimizerConfig) -> ShardedBackend:
