@@ -52,6 +52,7 @@ class World:
         """The operator's turn; None when it died in it and another took over."""
         spec, done = json.dumps(self.job["spec"]), len(self.operator.done)
         suspended, running = self.operator.facts().job, self.cluster.trainer()
+        trainers = [pod["metadata"]["name"] for pod in self.cluster.pods(Role.TRAINER) if not is_ended(pod)]
         try:
             decision = self.operator.turn(self.rng if self.deadly else None)
         except Killed:
@@ -63,6 +64,8 @@ class World:
             if isinstance(action, Create):
                 assert suspended is not None
                 assert not suspended.spec.suspend
+            if isinstance(action, Delete) and action.why == "the job is suspended":
+                assert trainers == [], f"{action.name} is needed while a trainer has not ended"
             if isinstance(action, Delete) and action.kind == "Job":
                 assert running is not None
                 assert running["spec"]["suspend"]

@@ -31,7 +31,7 @@ from polyrl.manifest.rollout import EngineType, RolloutSpec, WeightDeltas
 from polyrl.manifest.spec import ReservedSleep
 from polyrl.sample_record import SAMPLES
 from polyrl.wire.sealing import LastingKeys
-from polyrl.worker import EVERYWHERE
+from polyrl.worker import EVERYWHERE, TRAINER_END_S
 from polyrl_trainer.backend import OtherMachines
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.backends.fsdp.pods.member import MemberPlace, PodMember
@@ -66,8 +66,8 @@ from polyrl_trainer.weights.share import ShareServer
 
 log = structlog.get_logger()
 
-FINISH_DEADLINE_S: Final = 5.0
-"""Longest wait for the manager to take the end of a failed run; it may be what failed."""
+FINISH_DEADLINE_S: Final = TRAINER_END_S / 2
+"""Longest wait for the manager to take the end of a failed run; it may be what failed. The result is written after."""
 KEPT_VERSIONS: Final = 2
 """Weight versions served beside those that staleness needs: the newest, and the one that slow pullers are at."""
 EVERY_BATCH: Final = (0, 1 << 62)

@@ -96,7 +96,8 @@ class ProcessFleet:
             with suppress(psutil.NoSuchProcess):  # over already, and reaped
                 child.tree = psutil.Process(child.process.pid)
         except OSError as error:
-            self._log_path(worker.name).write_text(f"cannot start {worker.argv[0]}: {error}\n")
+            with suppress(OSError):  # it may be the disk that refuses
+                self._log_path(worker.name).write_text(f"cannot start {worker.argv[0]}: {error}\n")
             self._exited(child, CANNOT_START)
             return
         self._update(child, phase=WorkerPhase.RUNNING)

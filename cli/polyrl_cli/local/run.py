@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -68,9 +69,10 @@ class EndedRun:
     run_epoch: int
     end: RunEnd
     run: LocalRun
+    stopped_by: signal.Signals | None
     began: float
     """Unix seconds."""
-    wall_seconds: float
+    took_s: float
 
 
 def run_command(
@@ -169,7 +171,7 @@ def execute(
     """Runs the workers in a prepared folder to the end, writes and prints the summary. `done`: RL steps of the
     checkpoint that it goes on from. `forks`: what makes processes that it takes. Returns the exit code; raises
     UserError when the trainer says that the input is wrong."""
-    return _conclude(asyncio.run(_run(job, wanted, folder, run_epoch, console, forks, show_prints, done)), console)
+    return asyncio.run(_run(job, wanted, folder, run_epoch, console, forks, show_prints, done))
 
 
 async def _run(
@@ -181,7 +183,7 @@ async def _run(
     forks: ForkServer | None,
     show_prints: bool,
     done: int,
-) -> EndedRun:
+) -> int:
     began = time.time()
     progress = Progress(job.metadata.name, job.spec, time.monotonic)
     if done:  # an evaluation that comes before the next step is not of the model that the run began with
@@ -195,6 +197,7 @@ async def _run(
     try:
         async with listening(folder.control, run.inject_fault):
             end = await run.run(FaultSchedule(job.spec.fault_injection, done))
+            stopped_by = run.stopped_by
     finally:
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)
@@ -203,7 +206,13 @@ async def _run(
         view.close()
         timeline.close()
     took_s = time.time() - began
-    return EndedRun(job=job, folder=folder, run_epoch=run_epoch, end=end, run=run, began=began, wall_seconds=took_s)
+    if stopped_by is not None and run_folder.is_finished(folder):
+        # Whoever asked came too late: there is nothing to go on with.
+        end, stopped_by = RunEnd(ok=True, why="the trainer is done"), None
+    ended = EndedRun(
+        job=job, folder=folder, run_epoch=run_epoch, end=end, run=run, stopped_by=stopped_by, began=began, took_s=took_s
+    )
+    return _conclude(ended, console)
 
 
 async def _show(
@@ -221,20 +230,27 @@ async def _show(
 
 def _conclude(ended: EndedRun, console: Console) -> int:
     made, folder = _summary(ended), ended.folder
-    folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
     reports, events = read_metrics(folder.metrics), read_timeline(folder.timeline)
-    if reports:
-        # matplotlib takes longer to import than all that a run needs to begin.
-        from polyrl_cli.report.plot import draw_run
+    refused = ""
+    try:
+        fresh = folder.summary.with_name(".summary.json")  # whole, or not at all
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+        fresh.replace(folder.summary)
+        if reports:
+            # matplotlib takes longer to import than all that a run needs to begin.
+            from polyrl_cli.report.plot import draw_run
 
-        draw_run(f"{made.job}, seed {made.seed}", reports, events, folder.plot)
+            draw_run(f"{made.job}, seed {made.seed}", reports, events, folder.plot)
+    except OSError as error:
+        refused = f"{folder.root}: summary.json and run.png cannot be written: {error.strerror}"
     print_summary(made, folder.root, console, results.rewards(reports))
-    return _exit_code(ended, console)
+    console.print(refused, soft_wrap=True, end="\n" if refused else "")
+    return _exit_code(ended, console) or FAILED * bool(refused)
 
 
 def _exit_code(ended: EndedRun, console: Console) -> int:
-    if ended.run.stopped_by is not None:
-        return SIGNALLED + ended.run.stopped_by
+    if ended.stopped_by is not None:
+        return SIGNALLED + ended.stopped_by
     if ended.end.ok:
         return 0
     if ended.end.worker is not None:
@@ -252,7 +268,7 @@ def _summary(ended: EndedRun) -> summary.Summary:
     whole_run = read_metrics(folder.metrics)
     reports = [report for report in whole_run if report.time >= ended.began]
     events = [event for event in read_timeline(folder.timeline) if event.time >= ended.began]
-    outcome = "interrupted" if ended.run.stopped_by is not None else "succeeded" if ended.end.ok else "failed"
+    outcome = "interrupted" if ended.stopped_by is not None else "succeeded" if ended.end.ok else "failed"
     worker = ended.end.worker
     lost = losses(events, reports)
     return summary.Summary(
@@ -262,8 +278,8 @@ def _summary(ended: EndedRun) -> summary.Summary:
         why=ended.end.why,
         seed=ended.job.spec.recipe.seed,
         run_epoch=ended.run_epoch,
-        wall_seconds=round(ended.wall_seconds, 3),
-        seconds=summary.seconds_by_stage(reports, ended.began, ended.wall_seconds),
+        wall_seconds=round(ended.took_s, 3),
+        seconds=summary.seconds_by_stage(reports, ended.began, ended.took_s),
         learned=results.courses(whole_run),
         evaluations=results.evaluations(whole_run),
         samples=status.samples,
@@ -272,7 +288,7 @@ def _summary(ended: EndedRun) -> summary.Summary:
         tokens=status.tokens,
         bytes_per_token=summary.bytes_per_token(status),
         gpus={seen.name: list(seen.gpus) for seen in ended.run.observed if seen.gpus},
-        cost=run_cost(ended.job.spec.pricing, seconds_by_pool(events, ended.began + ended.wall_seconds)),
+        cost=run_cost(ended.job.spec.pricing, seconds_by_pool(events, ended.began + ended.took_s)),
         preemptions=len(lost),
         losses=lost,
         step_parts=summary.step_parts(reports),

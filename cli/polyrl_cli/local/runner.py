@@ -66,7 +66,8 @@ class LocalRun:
         self._reports: set[asyncio.Task[bool]] = set()
 
     async def run(self, schedule: FaultSchedule) -> RunEnd:
-        """Returns when the planner says the end and every process is gone."""
+        """Returns when the planner says the end and every process is gone. Signals are taken until the loop is closed,
+        so that none comes between the end and its summary."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
@@ -86,8 +87,6 @@ class LocalRun:
                 await asyncio.gather(self._watcher, *self._reports, return_exceptions=True)
             await self._injector.close()
             await self._fleet.close()
-            for number in STOP_SIGNALS:
-                loop.remove_signal_handler(number)
 
     async def inject_fault(self, request: FaultRequest) -> str:
         """Finds a victim and begins the fault; returns what it is. Raises UserError when nothing can be hit."""
@@ -157,7 +156,8 @@ class LocalRun:
         if isinstance(action, StartWorker):
             self._timeline.note("started", action.worker.name, str(action))
             if action.worker.role in ENGINES:
-                write_engine_keys(self._keys, action.worker.name)
+                with contextlib.suppress(OSError):  # a full disk: the engine says that it has none, and is followed
+                    write_engine_keys(self._keys, action.worker.name)
             await self._fleet.start(action.worker)
         elif isinstance(action, StopWorker):
             phases = {seen.name: seen.phase for seen in self.observed}

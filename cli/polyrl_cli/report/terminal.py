@@ -6,6 +6,7 @@ read as markup, and what a terminal would obey is spelled out.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterable
@@ -26,6 +27,14 @@ class Terminal(Console):
         """Whoever read has gone, as `head` does: what is under way goes on, unseen."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            if error.errno != errno.EIO:  # so a terminal answers whose window was closed
+                raise
+            self.on_broken_pipe()
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

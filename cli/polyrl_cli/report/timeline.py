@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +31,7 @@ class Timeline:
         self._file: IO[bytes] = file.open("ab", buffering=0)
         self._clock, self._listener = clock, listener
         self._began = clock()
+        self._unwritten = b""
         self._engines = -1
         self._write(RUN)
 
@@ -40,7 +42,9 @@ class Timeline:
 
     def note(self, kind: str, worker: str, text: str) -> None:
         """Writes an event and calls the listener."""
-        self._listener(self._write(kind, worker=worker, text=text))
+        event = self._write(kind, worker=worker, text=text)
+        with suppress(OSError):  # what cannot be shown ends no run
+            self._listener(event)
 
     def note_fleet(self, status: ManagerStatus) -> None:
         """Writes the fleet's size when it has changed."""
@@ -56,7 +60,9 @@ class Timeline:
     def _write(self, kind: str, worker: str = "", text: str = "", engines: int = -1) -> FleetEvent:
         now = round(time.time(), 3)
         line = FleetEvent(time=now, t=round(self.elapsed, 3), kind=kind, worker=worker, text=text, engines=engines)
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._unwritten += msgspec.json.encode(line) + b"\n"
+        with suppress(OSError):  # of a full disk; once it has room again, none is missing
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) or 0 :]
         return line
 
 

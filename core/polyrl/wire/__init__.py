@@ -168,6 +168,13 @@ def _decoder(messages: Any, limit: int = MAX_FRAME_BYTES) -> Callable[[Frame], A
     return decode
 
 
+def other_version(frame: Frame) -> str:
+    """What is to be said to the sender of a frame of another version; empty where it is of this one."""
+    if not frame or frame[0] == WIRE_VERSION:
+        return ""
+    return f"it speaks wire version {frame[0]}, the manager {WIRE_VERSION}; all parts of a run are of one version"
+
+
 decode_to_agent: Final[Callable[[Frame], ToAgent]] = _decoder(ToAgent)
 decode_from_trainer: Final[Callable[[Frame], FromTrainerPod]] = _decoder(FromTrainerPod)
 decode_to_trainer: Final[Callable[[Frame], ToTrainer]] = _decoder(ToTrainer)

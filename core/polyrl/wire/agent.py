@@ -370,7 +370,8 @@ SUPERSEDED: Final = "another trainer has taken this one's place"
 
 
 class Fenced(Message, frozen=True, tag="fenced"):
-    """The sender belongs to another epoch, or says what cannot be; it must stop what it runs and greet anew or end."""
+    """The sender belongs to another epoch, or says what cannot be; it must stop what it runs and greet anew or end.
+    Its bytes are the same in all versions, so that it can be sent to a peer of another one."""
 
     reason: str
     lease_over: bool = False

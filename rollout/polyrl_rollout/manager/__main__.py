@@ -86,6 +86,7 @@ def main(  # noqa: PLR0913 - one argument per flag
         asyncio.run(_serve(manager, endpoints, (tls_cert, tls_key)))
     except PolyRLError as error:
         log.error("manager failed", error=str(error))
+        print(error, file=sys.stderr, flush=True)  # last words, as any worker's
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
 
 

@@ -136,6 +136,56 @@ def test_asked_to_stop_once_it_stops_and_sums_up(root: Path, start: Run, number:
     assert processes_of(root) == []
 
 
+def test_asked_to_stop_once_all_is_done_it_has_succeeded(root: Path, start: Run) -> None:
+    """`polyrl resume` says of the same folder that nothing is left to do."""
+    result = "import pathlib, sys; result = pathlib.Path(sys.argv[1]) / 'trainer-result.json'\n"
+    run = start(root, trainer=result + 'result.write_text(\'{"outcome": "done"}\')\n' + SLEEPS)
+    come_up(run, root)
+    wait_until(lambda: (root / "trainer-result.json").exists(), "the trainer's result")
+    run.send_signal(signal.SIGINT)
+    output = output_of(run)
+    assert run.returncode == 0, output
+    assert json.loads((root / "summary.json").read_text())["outcome"] == "succeeded"
+
+
+def test_asked_to_stop_again_while_it_sums_up_it_says_all(root: Path, start: Run) -> None:
+    """The second Ctrl-C fell between the end and the summary, of which nothing was shown."""
+    run = start(root)
+    come_up(run, root)
+    while not (root / "summary.json").exists():
+        assert run.poll() is None, output_of(run)
+        run.send_signal(signal.SIGINT)
+        time.sleep(0.001)
+    output = output_of(run)
+    assert run.returncode == 130, output
+    assert "All of it lies in" in output
+    assert "Traceback" not in output
+    assert json.loads((root / "summary.json").read_text())["outcome"] == "interrupted"
+
+
+def test_a_disk_that_takes_no_summary_is_a_sentence_below_it(root: Path, start: Run) -> None:
+    """It was a traceback, and no summary at all."""
+    run = start(root, trainer="import time; time.sleep(2)")
+    come_up(run, root)
+    (root / "summary.json").mkdir()  # as good as a full disk
+    output = output_of(run)
+    assert run.returncode == 1, output
+    assert "succeeded" in output
+    assert f"{root}: summary.json and run.png cannot be written: Is a directory" in output
+    assert "Traceback" not in output
+
+
+def test_a_manager_that_cannot_go_on_is_the_cause_in_its_own_words(root: Path, start: Run) -> None:
+    run = start(root)
+    come_up(run, root)
+    manager = the_worker(root, "manager")
+    (root / "job.json").write_text("{")
+    manager.kill()
+    output = output_of(run)
+    assert run.returncode == 1, output
+    assert str(root / "job.json") in json.loads((root / "summary.json").read_text())["cause"]
+
+
 def test_asked_to_stop_while_a_process_is_being_forked_it_waits_for_none(root: Path, start: Run) -> None:
     """It waited until the server had loaded its libraries, or for two minutes."""
     run = start(root, SLEEPS, SLEEPS, "frozen")

@@ -11,7 +11,7 @@ import zmq
 from polyrl.errors import RunFailed
 from polyrl.keys import AgentKeys, TrainerKeys, read_keys
 from polyrl.sample import Pool
-from polyrl.wire import Fenced, Heartbeat, Hello, TrainerHello, Welcome, decode_to_agent, encode
+from polyrl.wire import WIRE_VERSION, Fenced, Heartbeat, Hello, TrainerHello, Welcome, decode_to_agent, encode
 
 EPOCH = 3
 DEADLINE_S = 60.0
@@ -92,6 +92,28 @@ async def test_an_odd_frame_is_counted_and_dropped(site: Any, frame: bytes, kind
     await site.eventually(dropped.total)
     assert dropped == {kind: 1}
     assert await socket.poll(50) == 0
+    assert not site.manager.status().engines
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+async def test_a_peer_of_another_wire_version_is_answered_in_its_own(site: Any, version: int) -> None:
+    """Nobody said a word: a run with parts of two versions stood still until a deadline that named neither."""
+    trainer = read_keys(TrainerKeys, site.keys / "trainer.key")
+    pair = (trainer.public_key, trainer.secret_key)
+    peers = [
+        (site.agent_socket("engine-1"), encode(hello("engine-1"))),
+        (site.dealer(site.manager.endpoints.trainer, *pair, b"x"), encode(TrainerHello(EPOCH, -1))),
+    ]
+    for socket, frame in peers:
+        await socket.send(bytes([version]) + frame[1:])
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await socket.recv()
+        assert answer[0] == version
+        fenced = decode_to_agent(encode(hello(""))[:1] + answer[1:])
+        assert isinstance(fenced, Fenced)
+        assert f"speaks wire version {version}, the manager {WIRE_VERSION}" in fenced.reason
+        assert fenced.lease_over is (socket is not peers[0][0]), "an agent's follower may be of the right one"
+    assert [traffic.dropped for traffic in site.manager.traffic.values()] == [{"version": 1}] * 2
     assert not site.manager.status().engines
 
 

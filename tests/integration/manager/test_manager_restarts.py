@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,13 +21,13 @@ import torch
 import polyrl
 import polyrl_rollout
 from polyrl.control import Endpoints, parse_endpoints
-from polyrl.errors import InvalidData
+from polyrl.errors import DeadlineExceeded, InvalidData
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.ledger.journal import JOURNAL_SCHEMA
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.status import ManagerStatus
-from polyrl.wire import EngineCapacity, GroupDropped, pack_ids, unpack_ids
+from polyrl.wire import WIRE_VERSION, EngineCapacity, GroupDropped, pack_ids, unpack_ids
 from polyrl.wire.engine_identity import engine_keys
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.local.manager import LocalManager
@@ -39,6 +40,7 @@ from polyrl_rollout.manager.__main__ import write_endpoints
 from polyrl_rollout.testing.fake_engine import LOGPROB, FakeEngine, continuation
 from polyrl_rollout.weights.staging import Staging
 from polyrl_trainer.client import RolloutClient
+from polyrl_trainer.client.link import FENCED_AGAIN_S
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer
 from polyrl_trainer.environments import CalculatorEnvironment
@@ -171,8 +173,8 @@ class World:
             async for status in control.watch():
                 self.status = status
 
-    def client(self) -> Any:
-        return RolloutClient.connect(self.file, self.root / "keys/trainer.key", EPOCH)
+    def client(self, **options: Any) -> Any:
+        return RolloutClient.connect(self.file, self.root / "keys/trainer.key", EPOCH, **options)
 
 
 async def publish(client: RolloutClient, publisher: WeightPublisher) -> None:
@@ -300,11 +302,15 @@ async def test_when_only_the_manager_dies_no_token_is_generated_twice(world: Wor
     assert is_sound(world.root / "journal.sqlite")
 
 
-def next_version(folder: Path) -> str:
-    """This code with another schema, in which an event has another name; gives its PYTHONPATH."""
+def copy_of_code(folder: Path) -> None:
     for package in (polyrl, polyrl_rollout):
         here = Path(package.__file__).parent
         shutil.copytree(here, folder / here.name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def next_version(folder: Path) -> str:
+    """This code with another schema, in which an event has another name; gives its PYTHONPATH."""
+    copy_of_code(folder)
     for path in (folder / "polyrl/ledger").rglob("*.py"):
         path.write_text(path.read_text().replace("SampleScored", "SampleRated"))
     schema = folder / "polyrl/ledger/journal/__init__.py"
@@ -343,6 +349,34 @@ async def test_a_manager_of_the_next_version_takes_over_a_live_run(
     assert world.status.tokens.regenerated == 0
     with pytest.raises(InvalidData, match=f"of journal schema {JOURNAL_SCHEMA + 1}, this version reads"):
         audit_journal(world.root / "journal.sqlite")
+
+
+async def test_a_manager_of_another_wire_version_is_named_by_the_trainer_that_it_refuses(
+    world: World, publisher: WeightPublisher, tmp_path: Path
+) -> None:
+    """It was awaited in silence until the deadline, which named no version."""
+    code = tmp_path / "next"
+    copy_of_code(code)
+    wire = code / "polyrl/wire/__init__.py"
+    number = f"WIRE_VERSION: Final = {WIRE_VERSION}"
+    assert number in wire.read_text()
+    wire.write_text(wire.read_text().replace(number, f"WIRE_VERSION: Final = {WIRE_VERSION + 1}"))
+    sentence = f"speaks wire version {WIRE_VERSION}, the manager {WIRE_VERSION + 1}"
+    async with world.client(max_manager_outage_s=FENCED_AGAIN_S + 3.0) as client:
+        await publish(client, publisher)
+        await world.kill_manager()
+        world.code = str(code)
+        await world.start_manager()
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=sentence):
+            await take(client, 1)
+    assert time.monotonic() - began > FENCED_AGAIN_S, "a manager of this version may come back"
+    with pytest.raises(DeadlineExceeded, match=sentence):
+        async with world.client():
+            pass
+    log = (world.root / "log").read_text()
+    assert sentence in log
+    assert log.count("of another version") < 10, "a line for each greeting would fill the log"
 
 
 async def test_a_lost_journal_costs_what_was_open_and_nothing_else(world: World, publisher: WeightPublisher) -> None:

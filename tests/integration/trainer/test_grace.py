@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from polyrl.errors import DeadlineExceeded, DiskRefused
+from polyrl.worker import TRAINER_END_S
+from polyrl_trainer.app import FINISH_DEADLINE_S
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.checkpoints import Checkpoints, complete_checkpoints, read_checkpoint
 from polyrl_trainer.checkpoints.writer import Writer
@@ -251,6 +253,11 @@ async def test_the_grace_begins_once(session: MakeSession) -> None:
     await asyncio.sleep(0.01)
     one.ask_to_stop()
     assert one.leave_by == first
+
+
+def test_a_manager_that_answers_nobody_leaves_time_for_the_result() -> None:
+    """It was awaited until the trainer was ended by force: no steps in the summary, and no last words."""
+    assert FINISH_DEADLINE_S <= TRAINER_END_S / 2
 
 
 async def test_whoever_waits_for_the_disk_in_any_case_copies_nothing(

@@ -51,8 +51,10 @@ _BROKEN: Final = (
 """Events after which a connection is of no use: libzmq would dial the same endpoint again, where nobody may be."""
 
 
-def error_of_fence(fenced: Fenced) -> PolyRLError:
-    """What a trainer makes of being fenced for good."""
+def error_of_fence(fenced: Fenced, absent_s: float) -> PolyRLError:
+    """What a trainer makes of being fenced for good, or for long by a manager that is of another version."""
+    if fenced.lease_over:
+        return DeadlineExceeded("a welcome", f"the manager ({fenced.reason})", absent_s)
     sentence = f"the manager refuses this trainer: {fenced.reason}"
     return Superseded(sentence) if fenced.reason == wire.SUPERSEDED else RunFailed(sentence)
 
@@ -123,8 +125,9 @@ class ManagerLink:
             self._put(self._hello())
             await self._changed_within(GREETING_S)
             absent = self._loop.time() - self._absent_since
-            if self._welcome is None and self._fenced is not None and (not self._known or absent > FENCED_AGAIN_S):
-                raise error_of_fence(self._fenced)
+            bears_s = self._max_manager_outage_s if self._fenced and self._fenced.lease_over else FENCED_AGAIN_S
+            if self._welcome is None and self._fenced is not None and (not self._known or absent > bears_s):
+                raise error_of_fence(self._fenced, absent)
             if self._welcome is None and absent > self._max_manager_outage_s:
                 raise DeadlineExceeded("a welcome", "the manager", absent)
         self._fenced = None
@@ -224,6 +227,7 @@ class ManagerLink:
             self._changed.set()
         elif isinstance(message, Fenced):
             self._fenced = message
-            self._changed.set()
+            if not message.lease_over or self._welcome is not None:  # else at a greeting's pace
+                self._changed.set()
         else:
             self._on_message(message)

@@ -128,8 +128,9 @@ def trainer_lives(ctx: ReconcileContext) -> bool:
         return True
     if job is None:
         return False
-    # The Job's count may be ahead of the pods that we have seen, and behind the pod that its controller is making.
-    ends = job.stopped or job.deleting or job.complete_at is not None or job.failed_at is not None
+    # The Job's count may be ahead of the pods that we have seen, and behind the pod that its controller is making. One
+    # that just went on is still reported as stopped.
+    ends = (job.suspended and job.stopped) or job.deleting or job.complete_at is not None or job.failed_at is not None
     return not ends or job.active + job.terminating > 0
 
 

@@ -27,6 +27,7 @@ import structlog
 import zmq
 from zmq.auth.asyncio import AsyncioAuthenticator
 
+from polyrl import wire
 from polyrl.control import bracketed, may_be_ipv6
 from polyrl.keys import ManagerKeys
 from polyrl_rollout.manager.peers.connections import AgentConnections
@@ -141,6 +142,16 @@ class Router:
         self.traffic.unsent[sent.value] += 1
         self._plan_read()
         return sent
+
+    def refuse(self, identity: bytes, frame: bytes, may_pass: bool) -> None:
+        """Drops a frame that cannot be decoded. Its sender, if of another wire version, reads why in that version."""
+        why = wire.other_version(frame)
+        kind = "version" if why else "undecodable"
+        self.traffic.dropped[kind] = times = self.traffic.dropped[kind] + 1
+        if why:
+            self.send(identity, frame[:1] + wire.encode(wire.Fenced(why, lease_over=may_pass))[1:])
+        if why and times & (times - 1) == 0:
+            log.warning("a peer of another version is refused", times=times, why=why)
 
     def sender_host(self) -> str:
         """The address that the frame which is handled came from; empty when that is not known."""

@@ -1,6 +1,7 @@
 """What the manager lets peers say: the agents' sessions, and the trainer's one.
 
-A frame that cannot be decoded is counted and dropped, and so is a message that the ledger finds impossible.
+A frame that cannot be decoded is counted and dropped, and so is a message that the ledger finds impossible. A peer of
+another wire version reads so in its own.
 
 Agents: an agent's ZeroMQ identity proves its engine's name (`polyrl.wire.engine_identity`): nobody without that
 proof takes the engine's place here, or reads what is sent to it; who proves no name is fenced, and what it sends is not
@@ -133,7 +134,7 @@ class AgentSessions:
         try:
             message = wire.decode_from_agent(frame)
         except ProtocolError:
-            dropped["undecodable"] += 1
+            self._router.refuse(identity, frame, may_pass=False)
             return
         if isinstance(message, wire.Hello) and message.engine != engine:
             dropped["identity"] += 1
@@ -284,7 +285,7 @@ class TrainerSession:
         try:
             message = wire.decode_from_trainer(frame)
         except ProtocolError:
-            self._router.traffic.dropped["undecodable"] += 1
+            self._router.refuse(identity, frame, may_pass=True)
             return
         if isinstance(message, wire.FetchReport):
             self._on_fetch(message)

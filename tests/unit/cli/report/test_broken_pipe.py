@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 
@@ -26,3 +28,17 @@ def test_what_is_under_way_goes_on_when_nobody_reads_it_any_more() -> None:
         running.stdout = None
         _, errors = running.communicate("\n", timeout=60)
     assert (errors, running.returncode) == ("went on\n", 0)
+
+
+def test_nor_when_the_terminals_window_is_closed() -> None:
+    """A run whose window was closed broke off at its next line, without its summary."""
+    window, terminal = pty.openpty()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=pipe, stdout=terminal, stderr=pipe, text=True
+    ) as shown:
+        os.close(terminal)
+        assert os.read(window, 100) == b"first\r\n"
+        os.close(window)
+        _, errors = shown.communicate("\n", timeout=60)
+    assert (errors, shown.returncode) == ("went on\n", 0)

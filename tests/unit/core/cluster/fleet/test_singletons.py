@@ -137,6 +137,7 @@ def test_disrupted_trainer_is_numbered_once(build: Any) -> None:
     [
         pytest.param({}, 0, id="the trainer runs"),
         pytest.param({"suspended": True, "active": 0}, 0, id="its pod may just be starting"),
+        pytest.param({"stopped": True, "active": 0}, 0, id="it went on: that it was stopped is of before"),
         pytest.param(STOPPED, 2, id="nobody needs it"),
         pytest.param({"active": 0, "failed_at": 1.0}, 2, id="it has failed"),
     ],
