@@ -60,6 +60,7 @@ class LocalRun:
         self._injector = FaultInjector(fleet)
         self._manager_ready = False
         self._served: set[str] = set()
+        self._heard: set[str] = set()
         self._departed: dict[str, str] = {}
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -117,11 +118,12 @@ class LocalRun:
             self.observed,
             self._manager_ready,
             served=frozenset(self._served),
+            heard=frozenset(self._heard),
             stopping=self.stopped_by is not None,
             finishing=self.status.finished,
             succeeded=self.status.finished and self.status.ok,
         )
-        sentences = planner.run_conditions(self._wanted, observation)
+        sentences = planner.run_conditions(self._wanted, observation, self._fleet.now())
         for sentence in sentences:
             if sentence not in self.conditions:
                 self._timeline.note("condition", "", sentence)
@@ -205,6 +207,7 @@ class LocalRun:
         for name in sorted(serving - self._served):
             self._timeline.note("serving", name, f"{name} serves")
         self._served |= serving
+        self._heard |= {engine.name for engine in status.engines}
         for engine in status.engines:
             if engine.departed and engine.departed != self._departed.get(engine.name):
                 self._departed[engine.name] = engine.departed

@@ -101,8 +101,7 @@ def reward_on_row(job: PolyRLJob, manifest_dir: Path, row: int, response: str | 
     with tempfile.TemporaryDirectory(prefix="polyrl-check-") as folder:
         more = ("--row", str(row), *(() if response is None else (f"--response={response}",)))
         process = _start(job, manifest_dir, Path(folder), CheckPart.REWARD, more)
-        checked = _finished(process)
-        return replace(checked, printed=_both_ends(process.output))
+        return replace(_finished(process), printed=_both_ends(process.output))
 
 
 def _both_ends(file: Path) -> str:

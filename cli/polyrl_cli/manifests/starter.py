@@ -165,5 +165,4 @@ def init_lines(folder: Path, task: Task = Task.DIGITS) -> list[str]:
 
 def job_name(text: str) -> str:
     """A job's name that is as near to the text as names may be."""
-    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    return plain[:MAX_NAME].rstrip("-") or "my-task"
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:MAX_NAME].rstrip("-") or "my-task"

@@ -38,7 +38,7 @@ MANAGER_PROVED_S: Final = 5.0
 """A manager that lived that long had bound and read its journal: its end is no failure at start."""
 
 MANAGER_START_S: Final = 120.0
-"""Longest time until the manager's endpoints are known: a second on an idle machine, far more on one that swaps."""
+"""Longest time until its endpoints are known, or it hears of an engine: seconds, and far more on one that swaps."""
 
 ENGINE_ROLES: Final = (Role.RESERVED, Role.ROLLOUT)
 
@@ -105,6 +105,8 @@ class RunObservation:
     """Its endpoints are known, so that the others can dial it."""
     served: frozenset[str] = frozenset()
     """Engines that have ever served a weight version: their start did not fail."""
+    heard: frozenset[str] = frozenset()
+    """Engines that the manager has ever heard of."""
     stopping: bool = False
     """Somebody asked the run to stop."""
     finishing: bool = False
@@ -198,7 +200,7 @@ def _given_up(run: RunObservation, role: Role) -> bool:
     return verdict is not None and verdict.again_at is None
 
 
-def run_conditions(wanted: Workers, run: RunObservation) -> list[str]:
+def run_conditions(wanted: Workers, run: RunObservation, now: float) -> list[str]:
     """What a person should know about the fleet, one sentence each; empty when all is as wanted."""
     if run.stopping or run.finishing:
         return []
@@ -215,6 +217,10 @@ def run_conditions(wanted: Workers, run: RunObservation) -> list[str]:
     if waits and not any(one.lives and one.name in run.served for one in run.observed):
         limit = f"starts that are killed or too slow are repeated for {RETRIES_S / 60:.0f} min"
         sentences.append(f"the run waits for an engine: {'; '.join(waits)}; {limit}")
+    late = (e for e in run.observed if e.role in ENGINE_ROLES and e.counts and e.started_at + MANAGER_START_S < now)
+    mute = ", ".join(engine.name for engine in late if run.manager_ready and engine.name not in run.heard)
+    if mute:
+        sentences.append(f"the manager heard nothing of {mute} for {MANAGER_START_S:.0f} s; see logs/")
     return sentences
 
 

@@ -186,8 +186,7 @@ def fleet_chart(lives: Sequence[WorkerLife], until: float) -> str:
     name goes on in its row."""
     rows = {worker: -1 - number for number, worker in enumerate(dict.fromkeys(life.worker for life in lives))}
     named = len(rows) <= MAX_NAMED_WORKERS
-    longest = max(map(len, rows), default=0)
-    left = 12 + int(4.2 * min(longest, LABEL_CHARS)) if named else LEFT
+    left = 12 + int(4.2 * min(max(map(len, rows), default=0), LABEL_CHARS)) if named else LEFT
     height = min(TOP + BOTTOM + ROW_HEIGHT * max(len(rows), 4), MAX_ROWS_HEIGHT)
     # The first row on top: the scale is turned around.
     names = () if named else ((f"{len(rows)} rollouts", SERVING_COLOR),)

@@ -143,8 +143,7 @@ def _changed(differences: Words) -> Places:
     whole = len(differences) // 4 * 4
     some = np.flatnonzero(differences[:whole].view(np.uint64))
     near = (some[:, None] * 4 + np.arange(4)).ravel()
-    rest = np.arange(whole, len(differences))
-    every = np.concatenate((near, rest))
+    every = np.concatenate((near, np.arange(whole, len(differences))))
     changed: Places = every[differences[every] != 0]
     return changed
 

@@ -198,8 +198,7 @@ class FetchPlan:
     def came(self, source: Source, chunk: int, now: float) -> None:
         """The chunk is here, and is what its hash says."""
         known = self._sources[source]
-        asked_at = known.asked.pop(chunk)
-        took = now - max(asked_at, known.arrived_at)
+        took = now - max(known.asked.pop(chunk), known.arrived_at)
         self._took.append(took)
         known.arrived_at, known.given, known.busy_s = now, known.given + 1, known.busy_s + took
         if isinstance(source, int) and (machine := self._others.get(source)) is not None:

@@ -33,8 +33,7 @@ def _extremes(rewards: Sequence[float], draw: random.Random) -> list[tuple[int, 
     at_random = list(range(len(rewards)))
     draw.shuffle(at_random)
     best = max(at_random, key=lambda position: rewards[position])
-    worst = min(at_random, key=lambda position: rewards[position])
-    return [(best, Chosen.BEST), (worst, Chosen.WORST)]
+    return [(best, Chosen.BEST), (min(at_random, key=lambda position: rewards[position]), Chosen.WORST)]
 
 
 def _whole_groups(groups: Sequence[int], draw: random.Random) -> list[int]:

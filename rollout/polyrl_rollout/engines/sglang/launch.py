@@ -91,8 +91,7 @@ def server_command(
 
 def sleep_arguments(spec: EngineSpec) -> list[str]:
     """What a server needs that is to sleep."""
-    on_cpu = argument(spec.args, ["--device"]) == "cpu"
-    return [] if on_cpu or SAVER in spec.args else [SAVER]
+    return [] if argument(spec.args, ["--device"]) == "cpu" or SAVER in spec.args else [SAVER]
 
 
 def free_port() -> int:

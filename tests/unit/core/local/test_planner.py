@@ -297,8 +297,18 @@ def failed(number: int, ago: float = 60.0) -> ObservedWorker:
 def test_a_rollout_that_fails_at_start_again_and_again_is_given_up_and_the_run_goes_on() -> None:
     facts = RunObservation([*ALL[:3], *one_after_the_other(ROLLOUT)], True)
     assert plan(WANTED, facts, NOW) == []
-    (sentence,) = run_conditions(WANTED, facts)
+    (sentence,) = run_conditions(WANTED, facts, NOW)
     assert sentence == "rollouts given up: the last 3 ended before they served (newest rollout-2, exit code 1)"
+
+
+def test_engines_of_which_nothing_is_heard_are_named() -> None:
+    """As one whose agent hangs before it greets: it was awaited without a word."""
+    late = [seen(rollout(n), started_at=NOW - MANAGER_START_S - 1) for n in range(2)]
+    facts = RunObservation([*ALL[:3], *late], True, heard=frozenset({"reserved", "rollout-0"}))
+    sentence = "the manager heard nothing of rollout-1 for 120 s; see logs/"
+    assert run_conditions(WANTED, facts, NOW) == [sentence]
+    assert run_conditions(WANTED, facts, NOW - 2) == []
+    assert run_conditions(WANTED, dataclasses.replace(facts, manager_ready=False), NOW) == []
 
 
 def test_one_that_served_in_between_starts_the_count_anew() -> None:
@@ -307,7 +317,7 @@ def test_one_that_served_in_between_starts_the_count_anew() -> None:
         "start rollout-4: another one is gone or going",
         "start rollout-5: another one is gone or going",
     ]
-    assert run_conditions(WANTED, facts) == []
+    assert run_conditions(WANTED, facts, NOW) == []
 
 
 EIGHT = dataclasses.replace(WANTED, rollouts=8)
@@ -318,7 +328,7 @@ def test_of_eight_that_started_together_three_that_end_at_once_are_one_failure()
     together = [seen(rollout(n)) if n < 5 else exited(rollout(n), ago=1, started_at=NOW - 50) for n in range(8)]
     starts = planned([*ALL[:3], *together], EIGHT, served=frozenset())
     assert len(starts) == 3
-    assert run_conditions(EIGHT, RunObservation([*ALL[:3], *together], True)) == []
+    assert run_conditions(EIGHT, RunObservation([*ALL[:3], *together], True), NOW) == []
 
 
 def test_what_fails_while_another_one_serves_is_tried_again_and_a_person_hears_of_it() -> None:
@@ -326,7 +336,7 @@ def test_what_fails_while_another_one_serves_is_tried_again_and_a_person_hears_o
     one_bad = [seen(rollout(9), started_at=NOW - 90), *one_after_the_other(ROLLOUT)]
     facts = RunObservation([*ALL[:3], *one_bad], True, served=frozenset({"rollout-9"}))
     assert len(plan(WANTED, facts, NOW)) == 1
-    assert run_conditions(WANTED, facts) == [
+    assert run_conditions(WANTED, facts, NOW) == [
         "rollouts that start fail, though others have served: the last 3 ended before they served (newest rollout-2, "
         "exit code 1); they are tried again, up to 30 s apart"
     ]
@@ -336,7 +346,7 @@ def test_once_those_that_served_are_gone_failures_count_again() -> None:
     gone = exited(rollout(9), -9, ago=20, started_at=NOW - 90)
     facts = RunObservation([*ALL[:3], gone, *one_after_the_other(ROLLOUT)], True, served=frozenset({"rollout-9"}))
     assert plan(WANTED, facts, NOW) == []
-    assert run_conditions(WANTED, facts)[0].startswith("rollouts given up: ")
+    assert run_conditions(WANTED, facts, NOW)[0].startswith("rollouts given up: ")
 
 
 def test_engines_that_waited_for_weights_in_good_health_did_not_fail_at_their_start() -> None:

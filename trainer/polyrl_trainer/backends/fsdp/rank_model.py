@@ -185,8 +185,7 @@ class RankModel:
             read_exactly(folder / OPTIMIZER_FILE, moments)
             if own := self._own_value_head():
                 read_exactly(folder / VALUE_HEAD_FILE, own)
-            generators = training_state.read_tensors(folder / RNG_FILE, None)
-            torch.set_rng_state(generators["cpu"])
+            torch.set_rng_state(training_state.read_tensors(folder / RNG_FILE, None)["cpu"])
 
         self._ranks.together(read)
         restore_state(model, updates.optimizer, moments)

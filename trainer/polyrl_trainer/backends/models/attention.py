@@ -161,8 +161,7 @@ def _windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float 
 
 def _blocks(one: torch.Tensor, window: int) -> torch.Tensor:
     """[N, A, L, E] to [N, A, B, window, E], zeros after the end."""
-    filled = pad(one, (0, 0, 0, -one.shape[2] % window))
-    return filled.view(*one.shape[:2], -1, window, one.shape[3])
+    return pad(one, (0, 0, 0, -one.shape[2] % window)).view(*one.shape[:2], -1, window, one.shape[3])
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
