@@ -95,8 +95,7 @@ def rewind_metrics(path: Path, state: TrainerState) -> None:
     if not path.exists():
         return
     lines = path.read_bytes().split(b"\n")[:-1]
-    kept = list(kept_rows(lines, state))
-    replace_file(path, b"".join(line + b"\n" for line in kept))
+    replace_file(path, b"".join(line + b"\n" for line in kept_rows(lines, state)))
 
 
 def kept_rows(lines: Iterable[bytes], state: TrainerState) -> Iterator[bytes]:

@@ -36,6 +36,8 @@ Result = TypeVar("Result")
 RESULT: Final = "trainer-result.json"
 FAILED: Final = "failed"
 """Outcome of a run that ends by an error."""
+LAST_ANSWER_S: Final = 2.0
+"""Once asked to stop, each of the manager's answers is awaited for so long: the rest of the grace is there to save."""
 
 
 @dataclass
@@ -99,7 +101,7 @@ class Session:
         self.status_values.update(status_values or {})
         if self.rollouts is not None:
             shown = {**values, **self.status_values}
-            await self.rollouts.report(phase, step, shown, to_report(self._recorded), engines)
+            await self.answered(self.rollouts.report(phase, step, shown, to_report(self._recorded), engines))
         self._recorded = ()
 
     def keeps(self, purpose: Purpose) -> bool:
@@ -207,16 +209,24 @@ class Session:
         if self.stop.is_set() and not self.state.stage_done:
             await self.save(backend)
 
-    async def unless_stopped(self, awaitable: Awaitable[Result]) -> Result | None:
-        """The result, or None when the run is asked to stop first; the wait is then cancelled."""
-        waiting = asyncio.ensure_future(awaitable)
-        stopping = asyncio.ensure_future(self.stop.wait())
+    async def answered(self, request: Awaitable[None]) -> None:
+        """Waits until the manager has answered; not for long once asked to stop, when it may be gone as well: what it
+        has not heard it learns from the successor's greeting."""
+        await self.unless_stopped(request, LAST_ANSWER_S)
+
+    async def unless_stopped(self, awaitable: Awaitable[Result], after_s: float = 0.0) -> Result | None:
+        """The result, or None `after_s` after the run is asked to stop, or was; the wait is then cancelled."""
+        waiting, stopping = asyncio.ensure_future(awaitable), asyncio.ensure_future(self._stopped(after_s))
         try:
             await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             return await waiting if waiting.done() else None
         finally:
             waiting.cancel()
             stopping.cancel()
+
+    async def _stopped(self, for_s: float) -> None:
+        await self.stop.wait()
+        await asyncio.sleep(for_s)
 
 
 async def run_beside(main: Coroutine[Any, Any, Result], *services: Coroutine[Any, Any, None]) -> Result:

@@ -120,8 +120,7 @@ def _job_of(kind: ResourceKind, metadata: Object) -> JobKey | None:
 def _node(kind: ResourceKind, raw: Object) -> str:
     if kind is NODE:
         return str(raw["metadata"]["name"])
-    part = {POD: "spec", CLAIM: "status"}.get(kind, "")
-    return str((raw.get(part) or {}).get("nodeName") or "")
+    return str((raw.get({POD: "spec", CLAIM: "status"}.get(kind, "")) or {}).get("nodeName") or "")
 
 
 def _job(raw: Object) -> Object:

@@ -121,13 +121,9 @@ def write_endpoints(endpoints: Endpoints, path: Path) -> None:
 
 
 def _log_json() -> None:
+    steps = structlog.processors
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
+        [steps.add_log_level, steps.TimeStamper(fmt="iso", utc=True), steps.format_exc_info, steps.JSONRenderer()],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
 

@@ -238,6 +238,26 @@ async def test_a_stop_in_mid_step_leaves_the_state_of_the_steps_start(tmp_path):
     assert len(resumed.backend.steps) == 5
 
 
+@pytest.mark.parametrize("unanswered", ["acknowledge", "end_step", "report"])
+async def test_a_stop_at_the_end_of_a_step_saves_it_though_no_manager_answers(tmp_path, monkeypatch, unanswered):
+    """As where a whole cluster is taken away: it was awaited until the process was killed."""
+    monkeypatch.setattr("polyrl_trainer.session.LAST_ANSWER_S", 0.1)
+    spec = recipe(steps=5)
+    run = Run.make(tmp_path, FakeRollouts(echo), spec)
+    answers = getattr(run.rollouts, unanswered)
+
+    async def frozen(*given, **named):
+        if len(run.backend.steps) == 2:
+            run.session.ask_to_stop()
+            await asyncio.sleep(3600)
+        return await answers(*given, **named)
+
+    monkeypatch.setattr(run.rollouts, unanswered, frozen)
+    async with asyncio.timeout(30):
+        assert not await run.train(spec)
+    assert latest(tmp_path).name == "rl-step-000002"
+
+
 async def test_nobody_left_to_deliver_fails_with_what_is_awaited(tmp_path, monkeypatch):
     monkeypatch.setattr("polyrl_trainer.loops.rl_loop.longest_wait_s", lambda recipe, speed: 0.2)
     run = Run.make(tmp_path, FakeRollouts(echo), spec := recipe())

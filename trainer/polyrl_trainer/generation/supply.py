@@ -250,7 +250,7 @@ class GroupSupply:
     async def close(self, groups: StepGroups) -> list[DrawnItem[Prompt]]:
         """The step has all it needs: the rest is cancelled as surplus, and its prompts are given back, oldest first."""
         self._open.pop((groups.plan.purpose, groups.plan.step), None)
-        await self.rollouts.end_step(groups.plan.step, groups.plan.purpose)
+        await self.session.answered(self.rollouts.end_step(groups.plan.step, groups.plan.purpose))
         surplus = [groups.live[number] for number in sorted(groups.live)]
         self.runner.release([*groups.used, *groups.live])
         return surplus
