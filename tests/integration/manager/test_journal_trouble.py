@@ -90,7 +90,7 @@ class Site:
         status = await asyncio.wait_for(self.process.wait(), DEADLINE_S)
         log = (self.root / "log").read_text()
         assert "Traceback" not in log
-        return status, json.loads(log.splitlines()[-1]).get("error", "")
+        return status, log.splitlines()[-1]
 
     async def stop(self, *, kill: bool = False) -> None:
         if self.process is not None and self.process.returncode is None:
