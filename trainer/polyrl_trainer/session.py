@@ -37,7 +37,7 @@ RESULT: Final = "trainer-result.json"
 FAILED: Final = "failed"
 """Outcome of a run that ends by an error."""
 LAST_ANSWER_S: Final = 2.0
-"""Once asked to stop, each of the manager's answers is awaited for so long: the rest of the grace is there to save."""
+"""Once asked to stop, an answer of the manager is awaited for so long: the rest of the grace is there to save."""
 
 
 @dataclass
@@ -209,10 +209,10 @@ class Session:
         if self.stop.is_set() and not self.state.stage_done:
             await self.save(backend)
 
-    async def answered(self, request: Awaitable[None]) -> None:
-        """Waits until the manager has answered; not for long once asked to stop, when it may be gone as well: what it
-        has not heard it learns from the successor's greeting."""
-        await self.unless_stopped(request, LAST_ANSWER_S)
+    async def answered(self, *requests: Awaitable[None]) -> None:
+        """Waits until the manager has answered all; not for long once asked to stop, when it may be gone as well: what
+        it has not heard it learns from the successor's greeting."""
+        await self.unless_stopped(asyncio.gather(*requests), LAST_ANSWER_S)
 
     async def unless_stopped(self, awaitable: Awaitable[Result], after_s: float = 0.0) -> Result | None:
         """The result, or None `after_s` after the run is asked to stop, or was; the wait is then cancelled."""

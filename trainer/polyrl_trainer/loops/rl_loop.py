@@ -195,8 +195,7 @@ class RlStep:
                 return False
         self._trained = samples = of_whole_step(samples, self._recipe.algorithm)
         await self._train_epochs(samples, first=0)
-        for number in batches:
-            await self._session.answered(self._parts.rollouts.acknowledge(number))
+        await self._session.answered(*map(self._parts.rollouts.acknowledge, batches))
         return True
 
     async def _train_epochs(self, samples: Sequence[Sample], first: int) -> None:
@@ -235,8 +234,7 @@ class RlStep:
                 return False
         assert missing == 0, "a batch crossed the mini-batch boundary"
         await self._update(sums)
-        for number in batches:
-            await self._session.answered(self._parts.rollouts.acknowledge(number))
+        await self._session.answered(*map(self._parts.rollouts.acknowledge, batches))
         return True
 
     async def _update(self, sums: dict[str, float]) -> None:
