@@ -364,13 +364,13 @@ async def test_a_manager_of_another_wire_version_is_named_by_the_trainer_that_it
     sentence = f"speaks wire version {WIRE_VERSION}, the manager {WIRE_VERSION + 1}"
     async with world.client(max_manager_outage_s=FENCED_AGAIN_S + 3.0) as client:
         await publish(client, publisher)
+        gone_at = time.monotonic()  # a crowded machine may need most of the outage until the other one is there
         await world.kill_manager()
         world.code = str(code)
         await world.start_manager()
-        began = time.monotonic()
         with pytest.raises(DeadlineExceeded, match=sentence):
             await take(client, 1)
-    assert time.monotonic() - began > FENCED_AGAIN_S, "a manager of this version may come back"
+    assert time.monotonic() - gone_at > FENCED_AGAIN_S, "a manager of this version may come back"
     with pytest.raises(DeadlineExceeded, match=sentence):
         async with world.client():
             pass
