@@ -362,7 +362,7 @@ async def test_a_manager_of_another_wire_version_is_named_by_the_trainer_that_it
     assert number in wire.read_text()
     wire.write_text(wire.read_text().replace(number, f"WIRE_VERSION: Final = {WIRE_VERSION + 1}"))
     sentence = f"speaks wire version {WIRE_VERSION}, the manager {WIRE_VERSION + 1}"
-    async with world.client(max_manager_outage_s=FENCED_AGAIN_S + 3.0) as client:
+    async with world.client(max_manager_outage_s=FENCED_AGAIN_S + 10.0) as client:
         await publish(client, publisher)
         gone_at = time.monotonic()  # a crowded machine may need most of the outage until the other one is there
         await world.kill_manager()
