@@ -212,7 +212,11 @@ class Session:
     async def answered(self, *requests: Awaitable[None]) -> None:
         """Waits until the manager has answered all; not for long once asked to stop, when it may be gone as well: what
         it has not heard it learns from the successor's greeting."""
-        await self.unless_stopped(asyncio.gather(*requests), LAST_ANSWER_S)
+
+        async def all_answered() -> None:
+            await asyncio.gather(*requests)
+
+        await self.unless_stopped(all_answered(), LAST_ANSWER_S)
 
     async def unless_stopped(self, awaitable: Awaitable[Result], after_s: float = 0.0) -> Result | None:
         """The result, or None `after_s` after the run is asked to stop, or was; the wait is then cancelled."""

@@ -212,8 +212,7 @@ class FetchPlan:
             return True
         known = self._sources[source]
         waits = now - max(known.asked[chunk], known.arrived_at)
-        others = isinstance(source, str) or bool(self._holders[chunk])
-        return others and waits > self._allowed_s()
+        return (isinstance(source, str) or bool(self._holders[chunk])) and waits > self._allowed_s()
 
     def wants_of(self, source: str) -> bool:
         """Whether it has anything that is not here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import threading
@@ -239,7 +240,9 @@ async def test_a_stop_in_mid_step_leaves_the_state_of_the_steps_start(tmp_path):
 
 
 @pytest.mark.parametrize("unanswered", ["acknowledge", "end_step", "report"])
-async def test_a_stop_at_the_end_of_a_step_saves_it_though_no_manager_answers(tmp_path, monkeypatch, unanswered):
+async def test_a_stop_at_the_end_of_a_step_saves_it_though_no_manager_answers(
+    tmp_path, monkeypatch, caplog, unanswered
+):
     """As where a whole cluster is taken away: it was awaited until the process was killed."""
     monkeypatch.setattr("polyrl_trainer.session.LAST_ANSWER_S", 0.1)
     spec = recipe(steps=5)
@@ -256,6 +259,8 @@ async def test_a_stop_at_the_end_of_a_step_saves_it_though_no_manager_answers(tm
     async with asyncio.timeout(30):
         assert not await run.train(spec)
     assert latest(tmp_path).name == "rl-step-000002"
+    gc.collect()
+    assert caplog.text == "", "what was awaited in vain is no error"
 
 
 async def test_nobody_left_to_deliver_fails_with_what_is_awaited(tmp_path, monkeypatch):

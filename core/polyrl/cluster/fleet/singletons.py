@@ -160,5 +160,4 @@ def _mended(ctx: ReconcileContext, present: Mapping[tuple[str, str], ChildFacts]
 def _is_lost(pod: PodFacts, ctx: ReconcileContext) -> bool:
     """Its node does not answer, and neither does it."""
     manager = ctx.facts.manager
-    silent = manager is None or manager.failed_polls >= UNREACHABLE_POLLS
-    return silent and is_dead(pod, ctx)
+    return (manager is None or manager.failed_polls >= UNREACHABLE_POLLS) and is_dead(pod, ctx)
