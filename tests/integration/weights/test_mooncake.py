@@ -24,7 +24,7 @@ from polyrl.wire.serving import Content
 from polyrl_rollout.weights.lent import SLOTS
 from polyrl_rollout.weights.puller import Puller
 from polyrl_rollout.weights.staging import Staging
-from polyrl_rollout.weights.transfer import PullFailed
+from polyrl_rollout.weights.transfer import CHUNKS_AHEAD, STREAMS, PullFailed
 from polyrl_trainer.weights.lender import Lender
 from polyrl_trainer.weights.publisher import WeightPublisher
 from tests.integration.weights.conftest import CHUNK, FILES, Keys, Mooncake, complete
@@ -57,7 +57,7 @@ class Dies(Lender):
     lent = 0
     def lend(self, content):
         self.lent += 1
-        if self.lent == 4:
+        if self.lent == int(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().lend(content)
 publisher = WeightPublisher(Path(sys.argv[1]), chunk_bytes=int(sys.argv[2]), lender=Dies("127.0.0.1"))
@@ -191,7 +191,9 @@ def answer_of(process: subprocess.Popen[str], word: str) -> str:
 async def test_a_publisher_that_dies_while_it_lends_leaves_no_half_version(
     keys: Keys, staging: Staging, publishers: Callable[..., WeightPublisher]
 ) -> None:
-    with started(PUBLISHER, str(keys.trainer_file), str(CHUNK)) as process:
+    # Whoever is asked for more than is asked for at once has given some.
+    asked = STREAMS * CHUNKS_AHEAD + 1
+    with started(PUBLISHER, str(keys.trainer_file), str(CHUNK), str(asked)) as process:
         ref = msgspec.json.decode(answer_of(process, "at"), type=WeightsRef)
         with pytest.raises(PullFailed, match="gave nothing"):
             await Puller(keys.agent, staging, silence_s=0.5, progress_s=2.0).pull(ref, None)

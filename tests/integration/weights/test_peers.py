@@ -22,7 +22,7 @@ from polyrl.wire.serving import Content
 from polyrl_rollout.weights.peers.streams import MAX_MISSES
 from polyrl_rollout.weights.transfer import PullFailed
 from polyrl_trainer.weights.publisher import WeightPublisher
-from tests.integration.weights.conftest import FILES
+from tests.integration.weights.conftest import BY_MOONCAKE, FILES
 from tests.integration.weights.peer_fleet import (
     CHUNKS,
     PULLED_S,
@@ -64,6 +64,9 @@ async def test_the_next_version_is_planned_by_the_copies_that_were_sent(
     publisher.publish(1, moved(weights(0), 1).items(), FILES)
     whole, facts = pulled[0].staged.manifest.total_bytes, publisher._kept[1].facts
     assert facts.stale == 5
+    if BY_MOONCAKE:  # nobody knows whether what was lent has come
+        assert facts.anchor_share == 1.0
+        return
     assert facts.anchor_share == sent_by_publisher(pulled) / whole / 5
     assert facts.anchor_share <= 2 / 5 if others else facts.anchor_share == 1.0
 
