@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from polyrl.wire import Asleep, GoToSleep, WakeUp
+from polyrl.wire import Asleep, FromAgent, GoToSleep, WakeUp
 from polyrl_rollout.agent.rest import RestOrders
+from polyrl_rollout.testing.simulation.schedule import EnginePlan
 from polyrl_rollout.testing.simulation.world import World
 
-if TYPE_CHECKING:
-    from polyrl_rollout.testing.simulation.engine import SimulatedEngine
+
+class RestingEngine(Protocol):
+    """An engine whose memory the learner needs at times; moments are virtual seconds."""
+
+    name: str
+    plan: EnginePlan
+    alive: bool
+    version: int
+    frozen_until: float
+    sleepless_until: float
+
+    @property
+    def is_welcome(self) -> bool: ...
+
+    def send(self, message: FromAgent) -> None: ...
+
+    def rest(self) -> None: ...
+
+    def rise(self, version: int) -> None: ...
+
+    def confirm_awake(self) -> None: ...
 
 
 class Rests:
-    """Of an engine whose memory the learner needs at times."""
+    """Of one engine, as long as it lives."""
 
-    def __init__(self, world: World, engine: SimulatedEngine) -> None:
+    def __init__(self, world: World, engine: RestingEngine) -> None:
         self.orders = RestOrders(engine.plan.sleep_s > 0)
         self._world, self._engine = world, engine
         self._falls: GoToSleep | None = None
