@@ -20,8 +20,7 @@ Tensors: TypeAlias = list[tuple[str, torch.Tensor]]
 def exported_tensors(export: Export) -> Tensors:
     """What an export copies, by name, in a memory of its own."""
     rooms = MemoryRooms()
-    places = export(rooms)
-    return [(place.name, tensor_at(rooms.data, place)) for place in places]
+    return [(place.name, tensor_at(rooms.data, place)) for place in export(rooms)]
 
 
 class MemoryRooms:
