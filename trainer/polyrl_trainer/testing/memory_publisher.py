@@ -32,8 +32,7 @@ class MemoryRooms:
     def __call__(self, places: Sequence[TensorEntry]) -> WeightsRoom:
         self._image = Image(stream_bytes(places))
         self.data = self._image.data
-        place = RoomPlace(self._image.path, self._image.name, begin=0, end=len(self.data))
-        return WeightsRoom(self.data, (place,))
+        return WeightsRoom(self.data, (RoomPlace(self._image.path, self._image.name, begin=0, end=len(self.data)),))
 
 
 def spread(tensors: Mapping[str, torch.Tensor], room: RoomOf) -> list[TensorEntry]:
