@@ -313,8 +313,7 @@ def _trainer_threads(spec: JobSpec, place: RunLocation) -> int:
     """Cores that rollouts on the same machine leave free; the reserved engine generates while the learner waits, so it
     takes none."""
     beside = samples_to_train(spec) and place.pods is None
-    taken = num_rollouts(spec) * spec.rollout.engine.threads if beside else 0
-    return max(1, place.cpus - taken)
+    return max(1, place.cpus - (num_rollouts(spec) * spec.rollout.engine.threads if beside else 0))
 
 
 def _threads(number: int) -> dict[str, str]:

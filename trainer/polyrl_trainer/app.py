@@ -250,7 +250,9 @@ async def _run_stages(
             return False
         # Whoever kills this process from now on takes nothing away: the run has ended well.
         write_result(arguments.run, session.state, "done" if done else "stopped")
-        await client.finish(True, "done" if done else f"stopped on request: {session.what_is_saved()}")
+        finish = client.finish(True, "done" if done else f"stopped on request: {session.what_is_saved()}")
+        # In a pod it is done, and a successor would have to say so.
+        await (finish if arguments.hand_over else session.answered(finish))
         return done
 
 

@@ -37,7 +37,7 @@ RESULT: Final = "trainer-result.json"
 FAILED: Final = "failed"
 """Outcome of a run that ends by an error."""
 LAST_ANSWER_S: Final = 2.0
-"""Once asked to stop, an answer of the manager is awaited for so long: the rest of the grace is there to save."""
+"""Once asked to stop, the manager's answers are awaited for so long: the rest of the grace is there to save."""
 
 
 @dataclass
@@ -75,6 +75,8 @@ class Session:
     saves: Saves = field(init=False)
     _recorded: Sequence[SampleRecord] = ()
     """Kept since the last report, with which some of them go."""
+    _unanswered: bool = False
+    """Whether the manager has left a request without an answer since the run was asked to stop."""
 
     def __post_init__(self) -> None:
         self.saves = Saves(self.checkpoints)
@@ -210,13 +212,14 @@ class Session:
             await self.save(backend)
 
     async def answered(self, *requests: Awaitable[None]) -> None:
-        """Waits until the manager has answered all; not for long once asked to stop, when it may be gone as well: what
-        it has not heard it learns from the successor's greeting."""
+        """Waits until the manager has answered all; not for long once asked to stop, and once only, when it may be gone
+        as well: what it has not heard it learns from the successor's greeting."""
 
-        async def all_answered() -> None:
-            await asyncio.gather(*requests)
+        async def all_answered() -> list[None]:
+            return await asyncio.gather(*requests)
 
-        await self.unless_stopped(all_answered(), LAST_ANSWER_S)
+        if await self.unless_stopped(all_answered(), 0.0 if self._unanswered else LAST_ANSWER_S) is None:
+            self._unanswered = True
 
     async def unless_stopped(self, awaitable: Awaitable[Result], after_s: float = 0.0) -> Result | None:
         """The result, or None `after_s` after the run is asked to stop, or was; the wait is then cancelled."""

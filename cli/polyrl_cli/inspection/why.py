@@ -12,7 +12,7 @@ from typing import Final
 
 from polyrl.control import Waits
 from polyrl.errors import PolyRLError
-from polyrl.history.fleet import RUN, FleetEvent
+from polyrl.history.fleet import OVER, RUN, FleetEvent
 from polyrl.ledger.status import waits_of
 from polyrl_cli.inspection.journal_reader import JournalReader, open_journal
 from polyrl_cli.inspection.run_facts import is_locked
@@ -35,13 +35,16 @@ def why_lines(run: Path | None) -> list[str]:
 
 
 def standing_conditions(events: Sequence[FleetEvent]) -> tuple[str, ...]:
-    """What the runner noted last of the whole fleet; an engine that serves since, or a new start, ends it."""
-    for event in reversed(events):
-        if event.kind in (RUN, "serving"):
-            break
-        if event.kind == "condition" and not event.worker:
-            return (f"the runner says: {event.text}",)
-    return ()
+    """What the runner noted of the whole fleet, and not that it is over; a new start ends all."""
+    standing = dict[str, None]()
+    for event in events:
+        if event.kind == RUN:
+            standing.clear()
+        elif event.kind == "condition" and not event.worker:
+            standing[event.text] = None
+        elif event.kind == OVER:
+            standing.pop(event.text, None)
+    return tuple(f"the runner says: {text}" for text in standing)
 
 
 async def _ask(folder: RunFolder) -> tuple[Waits | None, str]:

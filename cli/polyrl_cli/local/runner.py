@@ -127,6 +127,9 @@ class LocalRun:
         for sentence in sentences:
             if sentence not in self.conditions:
                 self._timeline.note("condition", "", sentence)
+        if not (observation.stopping or observation.finishing):  # else they stay what a run ended with
+            for sentence in set(self.conditions) - set(sentences):
+                self._timeline.note_over(sentence)
         self.conditions = sentences
         return observation
 

@@ -18,7 +18,7 @@ from typing import IO
 import msgspec
 
 from polyrl.errors import rows_of
-from polyrl.history.fleet import FLEET, RUN, FleetEvent
+from polyrl.history.fleet import FLEET, OVER, RUN, FleetEvent
 from polyrl.history.rows import LARGEST, MetricsRow, parse_metrics
 from polyrl.sample import Pool
 from polyrl.status import EngineState, ManagerStatus
@@ -45,6 +45,10 @@ class Timeline:
         event = self._write(kind, worker=worker, text=text)
         with suppress(OSError):  # what cannot be shown ends no run
             self._listener(event)
+
+    def note_over(self, text: str) -> None:
+        """Writes that a condition of this text has ended, which nobody is shown."""
+        self._write(OVER, text=text)
 
     def note_fleet(self, status: ManagerStatus) -> None:
         """Writes the fleet's size when it has changed."""

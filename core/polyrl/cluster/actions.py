@@ -65,8 +65,7 @@ class _Write:
     why: str
 
     def __str__(self) -> str:
-        verb = type(self).__name__.lower()
-        return f"{verb} {self.object['kind']} {self.object['metadata']['name']}: {self.why}"
+        return f"{type(self).__name__.lower()} {self.object['kind']} {self.object['metadata']['name']}: {self.why}"
 
 
 class Create(_Write):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,7 +87,7 @@ class ForkServer:
         umask: int | None = None,
     ) -> Forked | None:
         """Starts what `takes` accepts; `passed`: further open files, which keep their numbers. None when the server is
-        gone, silent for READY_S, or refused."""
+        gone, silent for READY_S, or refused, or this is too long to be asked for."""
         module = module_of(command)
         assert module is not None, "asked for by `takes`"
         request = ForkRequest(
@@ -127,16 +127,18 @@ class ForkServer:
             self._process.wait(KILLED_S)
 
     def _ask(self, request: ForkRequest, files: Sequence[int]) -> int | None:
-        pid = b""
-        with _one_at_a_time, suppress(OSError):
+        pid, is_asked = b"", True
+        with _one_at_a_time:
             if self._link.is_gone:
                 return None
             _ask_for_orphans(True)
             try:
                 pid = _answer(self._link.socket, msgspec.msgpack.encode(request), files)
+            except OSError as error:
+                is_asked = error.errno != errno.EMSGSIZE  # the kernel takes no such message: others it does
             finally:
                 _ask_for_orphans(False)
-                self._link.is_gone = self._link.is_gone or not pid
+                self._link.is_gone = self._link.is_gone or (is_asked and not pid)
         return int(pid) if pid else None
 
 

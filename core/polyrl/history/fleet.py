@@ -22,7 +22,7 @@ class FleetEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     t: float
     """Seconds since this start of the run."""
     kind: str = msgspec.field(name="event")
-    """run, started, serving, reclaimed, fault, stopped, exited, condition or fleet."""
+    """run, started, serving, reclaimed, fault, stopped, exited, condition, over or fleet."""
     worker: str = ""
     text: str = ""
     pool: Pool | None = None
@@ -37,6 +37,8 @@ RECLAIMED: Final = "reclaimed"
 """A rollout was taken away, with or without notice."""
 FAULT: Final = "fault"
 """Another fault was injected."""
+OVER: Final = "over"
+"""A condition of the whole fleet, by its text, has ended."""
 FLEET: Final = "fleet"
 
 END_KINDS: Final = (RECLAIMED, "exited", "stopped")

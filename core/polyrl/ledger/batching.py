@@ -117,8 +117,7 @@ def _trained_before(state: LedgerState, step: StepState, wanted: BatchRequest) -
     groups = list(takewhile(lambda number: state.groups[number].trained_in == batch, step.ready))
     samples = sum(state.groups[number].group.n for number in groups)
     tokens = sum(group_tokens(state, number) for number in groups)
-    fits = samples <= wanted.max_samples and (len(groups) == 1 or tokens <= wanted.max_tokens)
-    return groups if fits else []
+    return groups if samples <= wanted.max_samples and (len(groups) == 1 or tokens <= wanted.max_tokens) else []
 
 
 def answer_pending(transition: Transition, holds_back: Callable[[Transition, BatchRequest], bool]) -> None:

@@ -73,8 +73,7 @@ def _engine_state(engine: LeasedEngine, now: float) -> EngineState:
         return EngineState.DRAINING
     if engine.version < 0:
         return EngineState.JOINING
-    is_suspect = engine.unproven or engine.quarantined_until > now
-    return EngineState.SUSPECT if is_suspect else EngineState.SERVING
+    return EngineState.SUSPECT if engine.unproven or engine.quarantined_until > now else EngineState.SERVING
 
 
 def awaited(state: LedgerState, step: int, purpose: Purpose, now: float) -> str:

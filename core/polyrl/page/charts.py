@@ -210,8 +210,7 @@ def binned(series: Series) -> tuple[Any, Any]:
     if len(steps) <= MAX_POINTS:
         return steps, values
     edges = np.linspace(0, len(steps), MAX_POINTS + 1).astype(int)
-    means = [(steps[low:high].mean(), values[low:high].mean()) for low, high in pairwise(edges)]
-    return tuple(np.asarray(means).T)
+    return tuple(np.asarray([(steps[low:high].mean(), values[low:high].mean()) for low, high in pairwise(edges)]).T)
 
 
 def _averaged(values: Any) -> Any:

@@ -161,8 +161,7 @@ def _some(steps: Sequence[MetricsRow], metrics: dict[str, str]) -> list[Series]:
 
 def _anatomy(steps: Sequence[MetricsRow]) -> list[Series]:
     """Only steps that have all parts, so that they can be put on each other."""
-    whole = [row for row in steps if ANATOMY.keys() <= row.values.keys()]
-    return _some(whole, ANATOMY)
+    return _some([row for row in steps if ANATOMY.keys() <= row.values.keys()], ANATOMY)
 
 
 def _learning(rows: Sequence[MetricsRow], steps: Sequence[MetricsRow]) -> list[Series]:

@@ -263,8 +263,7 @@ class FetchPlan:
     def _of_peer(self, known: _Source) -> int | None:
         if len(known.asked) >= PEER_AHEAD:
             return None
-        has = known.held & (self._state == _WANTED)
-        return _lowest(has, self._holders * len(self.chunks) + self._order)
+        return _lowest(known.held & (self._state == _WANTED), self._holders * len(self.chunks) + self._order)
 
     def _coming(self, now: float) -> Flags:
         """What a neighbour awaits from the publisher, and not for too long."""

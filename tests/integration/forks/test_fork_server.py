@@ -506,6 +506,17 @@ def test_what_it_forked_outlives_a_server(environment: Mapping[str, str]) -> Non
     assert forked.wait(DEADLINE_S) == -signal.SIGKILL
 
 
+def test_what_is_too_long_to_be_asked_for_leaves_the_server_to_others(environment: Mapping[str, str]) -> None:
+    """All that followed one with 200 KB of variables was spawned."""
+    forks = ForkServer.start([], environment)
+    command, streams = [sys.executable, "-m", "ends", "0"], OutputFiles(1, 2)
+    assert forks.fork(command, {**environment, **{f"POLYRL_{n}": "x" * 100_000 for n in range(4)}}, streams) is None
+    forked = forks.fork(command, environment, streams)
+    assert forked is not None
+    assert forked.wait(DEADLINE_S) == 0
+    forks.close()
+
+
 @pytest.mark.parametrize("loads", ["threaded", "fails", "not_there"])
 def test_a_server_that_cannot_serve_is_not_asked_again(loads: str, environment: Mapping[str, str]) -> None:
     """A fork beside a thread would hold that thread's locks for ever."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from polyrl.errors import DeadlineExceeded, DiskRefused
 from polyrl.worker import TRAINER_END_S
-from polyrl_trainer.app import FINISH_DEADLINE_S
+from polyrl_trainer import app
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.checkpoints import Checkpoints, complete_checkpoints, read_checkpoint
 from polyrl_trainer.checkpoints.writer import Writer
@@ -257,7 +261,32 @@ async def test_the_grace_begins_once(session: MakeSession) -> None:
 
 def test_a_manager_that_answers_nobody_leaves_time_for_the_result() -> None:
     """It was awaited until the trainer was ended by force: no steps in the summary, and no last words."""
-    assert FINISH_DEADLINE_S <= TRAINER_END_S / 2
+    assert app.FINISH_DEADLINE_S <= TRAINER_END_S / 2
+
+
+async def test_a_manager_that_hears_no_goodbye_keeps_no_stopped_trainer(
+    tmp_path: Path, session: MakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was awaited until the trainer was ended by force: what sinks had not taken was lost, and its last words."""
+    monkeypatch.setattr("polyrl_trainer.session.LAST_ANSWER_S", 0.1)
+    one, side = session(15.0), MagicMock()
+    side.finish = lambda *_: asyncio.sleep(3600)
+
+    @asynccontextmanager
+    async def given(*_: object, **__: object) -> AsyncIterator[MagicMock]:
+        yield side
+
+    async def stopped(*_: object) -> bool:
+        one.ask_to_stop()
+        return False
+
+    for name, double in {"_client": given, "_rollout_side": given, "_until_left": stopped}.items():
+        monkeypatch.setattr(app, name, double)
+    arguments: Any = SimpleNamespace(run=tmp_path, hand_over=False, manager_endpoints=tmp_path)
+    nothing: Any = MagicMock()
+    async with asyncio.timeout(WAIT_S):
+        assert not await app._run_stages(arguments, nothing, nothing, nothing, session=one, stages=nothing)
+    assert '"outcome": "stopped"' in (tmp_path / "trainer-result.json").read_text()
 
 
 async def test_whoever_waits_for_the_disk_in_any_case_copies_nothing(

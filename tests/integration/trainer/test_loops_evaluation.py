@@ -215,6 +215,29 @@ async def test_an_evaluation_that_its_trainer_did_not_end_is_made_up_for_by_the_
     assert seen == ["rl1", "rl2", "eval2", "rl3", "rl4", "eval4", "rl5", "rl6"]
 
 
+@pytest.mark.parametrize("unanswered", ["publish", "submit", "end_step"])
+async def test_a_stop_in_an_evaluation_saves_its_step_though_no_manager_answers(tmp_path, monkeypatch, unanswered):
+    """It was awaited until the process was killed, or for as many times two seconds as there are sets."""
+    monkeypatch.setattr("polyrl_trainer.session.LAST_ANSWER_S", 2.0)
+    sets = [{"name": f"s{n}", "data": [{"path": "e.jsonl"}], "sampling": {}} for n in range(8)]
+    evaluation = EvaluationSpec.model_validate({"everySteps": 2, "sets": sets})
+    spec = recipe(steps=6).model_copy(update={"evaluation": evaluation})
+    run = Run.make(tmp_path, FakeRollouts(echo), spec)
+    run.session.checkpoint_every_steps = 100
+    answers = getattr(run.rollouts, unanswered)
+
+    async def frozen(*given, **named):
+        if run.session.state.step == 2:
+            run.session.ask_to_stop()
+            await asyncio.sleep(3600)
+        return await answers(*given, **named)
+
+    monkeypatch.setattr(run.rollouts, unanswered, frozen)
+    assert not await run.train(spec)
+    assert latest(tmp_path).name == "rl-step-000002"
+    assert asyncio.get_running_loop().time() - run.session.leave_by + run.session.grace_s < 6.0
+
+
 async def test_evaluation_is_exact_and_counts_what_it_could_not_score(tmp_path):
     def reward(sample):
         if sample.metadata["number"] == 3:

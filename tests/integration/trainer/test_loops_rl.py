@@ -239,7 +239,7 @@ async def test_a_stop_in_mid_step_leaves_the_state_of_the_steps_start(tmp_path):
     assert len(resumed.backend.steps) == 5
 
 
-@pytest.mark.parametrize("unanswered", ["acknowledge", "end_step", "report"])
+@pytest.mark.parametrize("unanswered", ["acknowledge", "end_step", "report", "submit"])
 async def test_a_stop_at_the_end_of_a_step_saves_it_though_no_manager_answers(
     tmp_path, monkeypatch, caplog, unanswered
 ):
@@ -247,6 +247,7 @@ async def test_a_stop_at_the_end_of_a_step_saves_it_though_no_manager_answers(
     monkeypatch.setattr("polyrl_trainer.session.LAST_ANSWER_S", 0.1)
     spec = recipe(steps=5)
     run = Run.make(tmp_path, FakeRollouts(echo), spec)
+    run.session.checkpoint_every_steps = 100
     answers = getattr(run.rollouts, unanswered)
 
     async def frozen(*given, **named):

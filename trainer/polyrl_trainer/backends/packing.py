@@ -225,8 +225,7 @@ def learned_counts(samples: Sequence[Sample], one: Pass, slices: int) -> list[in
     if not one.rows:
         return [0] * slices
     width = len(one.rows) * one.width // slices
-    slice_of = np.concatenate(_predicting(samples, one)) // width
-    return [int(count) for count in np.bincount(slice_of, minlength=slices)]
+    return [int(count) for count in np.bincount(np.concatenate(_predicting(samples, one)) // width, minlength=slices)]
 
 
 def loss_inputs(

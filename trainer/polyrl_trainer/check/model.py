@@ -57,8 +57,7 @@ def _config(recipe: RecipeSpec, manifest_dir: Path) -> Any:
 
         if not tokenizer_is_here(recipe, manifest_dir):
             return None
-        vocabulary = tokenizer_of(recipe, manifest_dir).vocabulary
-        return model_config(recipe.model.config, SpecialTokens(), vocabulary)
+        return model_config(recipe.model.config, SpecialTokens(), tokenizer_of(recipe, manifest_dir).vocabulary)
     folder = cached_folder(recipe.model, manifest_dir)
     if folder is None or not (folder / "config.json").is_file():
         return None

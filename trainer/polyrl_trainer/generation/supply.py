@@ -284,10 +284,11 @@ class GroupSupply:
         left = self.adopted.give_up(plan.step, plan.purpose)
         self.runner.release(left)
         text = f"its trainer ended; the next one goes on with step {plan.step} and weight version {plan.max_version}"
-        await asyncio.gather(*(self.rollouts.reject(sample_id(n, 0), DiscardReason.STALE, text) for n in left))
+        rejected = (self.rollouts.reject(sample_id(n, 0), DiscardReason.STALE, text) for n in left)
+        await self.session.answered(*rejected)
 
     async def submit(self, groups: Mapping[Group, Prompt]) -> None:
         """Registers with the runner of user code first: a turn may be back before `submit` returns."""
         for group, prompt in groups.items():
             self.runner.register(group.id, prompt, group.n)
-        await self.rollouts.submit(list(groups))
+        await self.session.answered(self.rollouts.submit(list(groups)))

@@ -88,8 +88,7 @@ class TrainingGroups:
     def untrained_share(self) -> float:
         """Prompts of the step that train neither in it nor in the next."""
         kept = len(self.own.live) if self.carries_on else 0
-        came = sum(source.submitted for source in self.sources)
-        return 1.0 - (len(self.used) + kept) / came
+        return 1.0 - (len(self.used) + kept) / sum(source.submitted for source in self.sources)
 
     def reasons(self) -> str:
         """Counts and first messages of what was dropped, for people."""

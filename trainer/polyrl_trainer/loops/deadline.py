@@ -26,5 +26,4 @@ def longest_wait_s(
     turns, reward = recipe.environment, recipe.reward
     verdict = reward.timeout_seconds * (1 if recipe.algorithm.filter_function is None else 2) if reward else 0
     user_code = (turns.max_turns * turns.timeout_seconds if turns else 0) + max(verdict, judge_s)
-    longest = max(recipe.sampling.max_new_tokens, max_new_tokens)
-    return RECOVERY_S + SLOWDOWN * longest / speed + user_code
+    return RECOVERY_S + SLOWDOWN * max(recipe.sampling.max_new_tokens, max_new_tokens) / speed + user_code

@@ -85,5 +85,4 @@ async def run_preference_training(
 
 def _of_pairs(sums: Mapping[str, float], stage: PreferenceStage) -> dict[str, float]:
     of_loss = {name: sums[name] for name in sums if name not in NOT_OF_PAIRS and not name.endswith(MAX_SUFFIX)}
-    named = {stage.loss_name: sums["loss"], **of_loss}
-    return {name: value / stage.batch_size for name, value in named.items()}
+    return {name: value / stage.batch_size for name, value in {stage.loss_name: sums["loss"], **of_loss}.items()}

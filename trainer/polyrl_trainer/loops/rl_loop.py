@@ -251,6 +251,10 @@ class RlStep:
 
     async def _next(self, groups: TrainingGroups, missing: int, *, stoppable: bool) -> Batch | None:
         """A batch with at least one group; None when asked to stop first."""
+        pulled = self._pull(groups, missing)
+        return await (self._session.unless_stopped(pulled) if stoppable else pulled)
+
+    async def _pull(self, groups: TrainingGroups, missing: int) -> Batch:
         awaited_s = longest_wait_s(self._recipe, self._session.sequence_tokens_per_s)
         while True:
             source, most = groups.next_source()
@@ -265,10 +269,7 @@ class RlStep:
                     deadline_s=max(awaited_s, self._session.max_manager_outage_s),
                     alone=self._parts.devices.needs_alone(),
                 )
-                watched = self._parts.devices.watched(pull)
-                batch = await (self._session.unless_stopped(watched) if stoppable else watched)
-            if batch is None:
-                return None
+                batch = await self._parts.devices.watched(pull)
             if batch.samples:
                 return self._stopped(batch)
             # All that was submitted is packed or dropped: replacements are on their way, or nothing will ever come.
@@ -286,8 +287,7 @@ class RlStep:
 
     async def _train(self, groups: TrainingGroups, batch: Batch) -> dict[str, float]:
         with self._clock.training():
-            samples = await self._prepare(groups, batch)
-            return await self._learn(samples)
+            return await self._learn(await self._prepare(groups, batch))
 
     async def _learn(self, samples: list[Sample], *, again: bool = False) -> dict[str, float]:
         """Engines are measured by the first pass alone: later ones have moved away from all of them."""

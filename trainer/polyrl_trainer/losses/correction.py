@@ -48,8 +48,7 @@ def correction_weights(inputs: LossInputs, old: torch.Tensor, algorithm: Algorit
 
 def default_correction(algorithm: AlgorithmSpec) -> Correction:
     """What a manifest means that names none."""
-    bypass = algorithm.old_log_probs is OldLogProbs.BYPASS
-    return Correction.NONE if bypass else Correction.TOKEN_TRUNCATE
+    return Correction.NONE if algorithm.old_log_probs is OldLogProbs.BYPASS else Correction.TOKEN_TRUNCATE
 
 
 def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:

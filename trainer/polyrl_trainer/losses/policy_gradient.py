@@ -178,8 +178,7 @@ def sequence_means(per_token: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     """float32[num_sequences], mean over each sequence's learned tokens; 0 for a sequence without any."""
     zeros = torch.zeros(inputs.num_sequences, dtype=torch.float32, device=per_token.device)
     totals = zeros.index_add(0, inputs.sequence, per_token * inputs.mask)
-    counts = zeros.index_add(0, inputs.sequence, inputs.mask)
-    return totals / counts.clamp(min=1.0)
+    return totals / zeros.index_add(0, inputs.sequence, inputs.mask).clamp(min=1.0)
 
 
 def _refuse_absent(inputs: LossInputs, algorithm: AlgorithmSpec) -> None:

@@ -16,8 +16,7 @@ COUNTS = frozenset({"loss", "tokens", "positions", "padded_positions", "flops", 
 
 def as_floats(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """Scalars to floats with one transfer from the device."""
-    numbers = torch.stack([value.detach().float() for value in values.values()]).tolist()
-    return dict(zip(values, numbers, strict=True))
+    return dict(zip(values, torch.stack([value.detach().float() for value in values.values()]).tolist(), strict=True))
 
 
 def merge(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:

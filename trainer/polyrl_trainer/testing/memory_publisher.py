@@ -20,8 +20,7 @@ Tensors: TypeAlias = list[tuple[str, torch.Tensor]]
 def exported_tensors(export: Export) -> Tensors:
     """What an export copies, by name, in a memory of its own."""
     rooms = MemoryRooms()
-    places = export(rooms)
-    return [(place.name, tensor_at(rooms.data, place)) for place in places]
+    return [(place.name, tensor_at(rooms.data, place)) for place in export(rooms)]
 
 
 class MemoryRooms:
@@ -33,8 +32,7 @@ class MemoryRooms:
     def __call__(self, places: Sequence[TensorEntry]) -> WeightsRoom:
         self._image = Image(stream_bytes(places))
         self.data = self._image.data
-        place = RoomPlace(self._image.path, self._image.name, begin=0, end=len(self.data))
-        return WeightsRoom(self.data, (place,))
+        return WeightsRoom(self.data, (RoomPlace(self._image.path, self._image.name, begin=0, end=len(self.data)),))
 
 
 def spread(tensors: Mapping[str, torch.Tensor], room: RoomOf) -> list[TensorEntry]:

@@ -42,8 +42,7 @@ def start_pod(folder: Path, pod: int, port: int, *more: str) -> subprocess.Popen
 
 def ranks_of(pod: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Those that it started."""
-    children = psutil.Process(pod.pid).children()
-    return [one for one in children if "polyrl_trainer.backends.fsdp" in words_of(one)]
+    return [one for one in psutil.Process(pod.pid).children() if "polyrl_trainer.backends.fsdp" in words_of(one)]
 
 
 def end_pod(pod: subprocess.Popen[bytes]) -> None:

@@ -124,8 +124,7 @@ class CustomGroupFilter:
         if len(group) < self.samples_per_group:
             return []
         self.forget(scored.sample.group)
-        refusal = await self._refusal([replace(turn.sample, reward=turn.reward.value) for turn in group])
-        return refusal or group
+        return await self._refusal([replace(turn.sample, reward=turn.reward.value) for turn in group]) or group
 
     def forget(self, group: int) -> None:
         """The group is over."""

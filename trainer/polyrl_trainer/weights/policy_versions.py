@@ -114,7 +114,7 @@ class PolicyVersions:
             while self._waiting is not None:
                 (version, copied), self._waiting, started = self._waiting, None, time.monotonic()
                 ref = await asyncio.to_thread(self.publisher.publish_snapshot, version, copied)
-                await self.rollouts.publish(ref)
+                await self.session.answered(self.rollouts.publish(ref))
                 self.publish_s = time.monotonic() - started
                 if version == self.session.state.version:
                     self.session.weights_content = ref.content

@@ -72,8 +72,7 @@ def merged_container(theirs: Fields, ours: Fields) -> Fields:
     merged["volumeMounts"] = _by_key("mountPath", ours.get("volumeMounts", []), theirs.get("volumeMounts", []))
     merged["resources"] = merged_resources(theirs.get("resources", {}), ours.get("resources", {}))
     merged["securityContext"] = {**ours["securityContext"], **theirs.get("securityContext", {})}
-    kept = {key: value for key, value in ours.items() if key not in merged}
-    return {**merged, **kept}
+    return {**merged, **{key: value for key, value in ours.items() if key not in merged}}
 
 
 def merged_resources(theirs: Fields, ours: Fields) -> Fields:

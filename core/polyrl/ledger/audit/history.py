@@ -200,8 +200,7 @@ class HistoryProjection:
         return (HistoryEntry(event.at, bare, tokens=len(event.group.prompt_ids) // ID_BYTES),)
 
     def _turn_extended(self, event: f.TurnExtended) -> Iterable[HistoryEntry]:
-        bare = msgspec.structs.replace(event, ids=b"")
-        return (HistoryEntry(event.at, bare, tokens=len(event.ids) // ID_BYTES),)
+        return (HistoryEntry(event.at, msgspec.structs.replace(event, ids=b""), tokens=len(event.ids) // ID_BYTES),)
 
 
 _LEFT_OUT: Final = (f.StepEnded, f.DropsKnown, f.Reported, f.RequestDone, f.DrainExpired)

@@ -44,8 +44,7 @@ def plan_rounds(
         heapq.heappush(loads, (load + costs[number], learner))
     passes = [_passes_of(share, lengths, policy, together) for share in shares]
     most = max(len(of_learner) for of_learner in passes)
-    padded = [of_learner + [EMPTY] * (most - len(of_learner)) for of_learner in passes]
-    return list(zip(*padded, strict=True))
+    return list(zip(*(of_learner + [EMPTY] * (most - len(of_learner)) for of_learner in passes), strict=True))
 
 
 def _cost(length: int, hidden_size: int) -> float:

@@ -48,8 +48,7 @@ class SequenceSlices:
 
     def to_slices(self, found: torch.Tensor) -> torch.Tensor:
         """Inverse: [S, A, E] from [T, A / N, E]."""
-        taken = self._exchange(found.reshape(self.number, -1, *found.shape[1:]))
-        return taken.transpose(0, 1).flatten(1, 2)
+        return self._exchange(found.reshape(self.number, -1, *found.shape[1:])).transpose(0, 1).flatten(1, 2)
 
     def _enough(self, one: torch.Tensor) -> torch.Tensor:
         """Each head as often as it takes for every rank to have one that its queries ask."""
