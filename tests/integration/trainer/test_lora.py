@@ -125,6 +125,17 @@ def test_dropout_acts_in_training_alone() -> None:
     assert losses[0] != losses[1]
 
 
+def test_what_dropout_leaves_out_follows_from_the_seed_alone() -> None:
+    model = replace(ADAPTED, adapter=AdapterConfig(rank=4, alpha=8.0, dropout=0.3))
+    processes = []
+    for _ in range(2):
+        torch.seed()  # as every process of a run begins with a state of its own
+        before = torch.get_rng_state()
+        processes.append(exported(trained(model=model)))
+        assert torch.equal(torch.get_rng_state(), before), "no generator of the process moves"
+    assert_weights_equal(*processes, "the same seed in two processes")
+
+
 def test_the_reference_is_the_model_without_its_adapters() -> None:
     backend = trained()
     reference = ReferencePolicy(MODEL, ENGINE)

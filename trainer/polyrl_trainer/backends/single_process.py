@@ -160,9 +160,10 @@ class TorchBackend(Learner):
     ) -> dict[str, float]:
         total: dict[str, float] = {}
         began = time.monotonic()
-        self._updates.has_gradient = True
+        self._updates.passes += 1
+        drawn = (self._model.seed, self._updates.steps_taken, self._updates.passes)
         try:
-            with lora.dropout_on(self._policy.model):
+            with lora.dropout_on(self._policy.model, self._policy.device, drawn):
                 for packed in self._policy.passes(batch, together):
                     total = merge(total, self._one_pass(packed, loss, temperature, entropy_gradient))
         except BaseException as error:
@@ -212,7 +213,7 @@ class TorchBackend(Learner):
         return {HEAD_WEIGHT: dict(self._policy.model.named_parameters())[HEAD_WEIGHT].detach()}
 
     def _save(self, folder: Path, copied: bool) -> TrainFuture[None]:
-        if self._updates.has_gradient:
+        if self._updates.passes:
             raise RunFailed(f"{folder}: a checkpoint cannot be written within a mini-batch, before its optimizer step")
         model, adapter = self._policy.model, self._model.adapter
         tensors = {OPTIMIZER_FILE: named_state(model, self._updates.optimizer), RNG_FILE: self._generator_states()}

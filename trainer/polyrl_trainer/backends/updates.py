@@ -34,8 +34,8 @@ class Updates:
         self._config = config
         self.optimizer = create_optimizer(model, config, on_host=moments_on_host)
         self.steps_taken = 0
-        self.has_gradient = False
-        """Something was accumulated since the last step."""
+        self.passes = 0
+        """Accumulated since the last step."""
         self._skipped = 0
         self._broken: str | None = None
 
@@ -64,13 +64,13 @@ class Updates:
         """Raises what `step` raises before it does anything."""
         if self._broken:
             raise RunFailed(f"optimizer step {self.steps_taken} was not taken: {self._broken}")
-        if not self.has_gradient or not normalizer > 0:
+        if not self.passes or not normalizer > 0:
             raise ValueError("optim_step needs a forward_backward before it and a positive normalizer")
 
     def drop_gradients(self) -> None:
         """As if the mini-batch had never begun."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.has_gradient = False
+        self.passes = 0
         self._broken = None
 
     def _skip(self, grad_norm: float, rate: float) -> StepResult:

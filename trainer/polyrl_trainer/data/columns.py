@@ -50,7 +50,7 @@ def _mapped(row: DataRow, dataset: DatasetSpec, *, answered: bool) -> DataRow:
         fields["prompt"] = text_field(row, dataset.prompt_field)
     if answered and dataset.response_field is not None:
         fields["response"] = text_field(row, dataset.response_field)
-    mapped = DataRow(row.place, fields)
+    mapped = DataRow(row.place, fields, unread=row.fields if dataset.prompt_field is not None else None)
     if _makes_chat(dataset):
         fields["messages"] = _turns(mapped, dataset.system_prompt, answered=answered)
     return mapped

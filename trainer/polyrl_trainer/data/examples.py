@@ -73,7 +73,8 @@ def _prompt(row: DataRow, tokenizer: Tokenizer) -> Prompt:
         text = text_field(row, "prompt")
         with row.named_in("field `prompt`: "):
             ids = tokenizer.encode_prompt(text)
-    metadata = {name: value for name, value in row.fields.items() if name not in ("prompt", "messages")}
+    read = "messages" if "messages" in row.fields else "prompt"
+    metadata = row.unread or {name: value for name, value in row.fields.items() if name != read}
     return Prompt(row.place, text, ids=tuple(ids), metadata=metadata)
 
 

@@ -31,6 +31,8 @@ class DataRow:
     place: str
     """`FILE:LINE`; for parquet the 1-based number of the row."""
     fields: dict[str, Any]
+    unread: dict[str, Any] | None = None
+    """What the file holds, where the manifest names the prompt's column; else what `fields` hold besides the prompt."""
 
     def refuse(self, fault: str) -> InvalidData:
         """The error that names this row."""

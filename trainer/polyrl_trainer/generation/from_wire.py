@@ -62,6 +62,12 @@ def scored_sample(scored: Scored, prompt: Prompt, tokenizer: Tokenizer) -> Sampl
     return replace(sample, finish_reason=finish_of(scored).value)
 
 
+def with_unpaid_turns(scored: Scored) -> dict[str, float]:
+    """The numbers beside the reward, with 0 for each turn that was not paid; see `scored_sample` for what is a turn."""
+    begun = sum(one.version < 0 and one.end * WORD < len(scored.response.ids) for one in scored.response.spans)
+    return {f"{TURN_REWARD}{turn}": 0.0 for turn in range(begun + 1)} | scored.metrics
+
+
 def finish_of(scored: Scored) -> Finish:
     """How the sample ended: an engine does not know that its last turn was where the environment cut the episode."""
     return Finish.LENGTH if scored.metrics.get(TRUNCATED) else scored.response.finish

@@ -27,7 +27,7 @@ from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.data.buffer import DrawnItem
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.generation.from_wire import finish_of, scored_sample
+from polyrl_trainer.generation.from_wire import finish_of, scored_sample, with_unpaid_turns
 from polyrl_trainer.generation.shared_devices import SharedDevices, not_shared
 from polyrl_trainer.generation.stops import up_to_stop
 from polyrl_trainer.generation.supply import GroupPlan, GroupSupply, StepGroups
@@ -192,7 +192,7 @@ class Evaluator:
         rates = pass_rates.pass_rates([[passed for passed, _ in group] for group in groups])
         rates |= pass_rates.majority_rates(groups)
         return {
-            **mean_metrics([one.metrics for one in scored], prefix=prefix),
+            **mean_metrics([with_unpaid_turns(one) for one in scored], prefix=prefix),
             f"{prefix}reward": float(np.mean([one.reward for one in scored])),
             **{f"{prefix}{rate}": value for rate, value in rates.items()},
             f"{prefix}clip_ratio": float(np.mean([finish_of(one) is Finish.LENGTH for one in scored])),

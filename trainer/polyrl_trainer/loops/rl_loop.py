@@ -37,7 +37,7 @@ from polyrl_trainer.backends.policy import ReferenceScores, with_reference
 from polyrl_trainer.data.buffer import DataBuffer
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.generation.from_wire import scored_sample
+from polyrl_trainer.generation.from_wire import scored_sample, with_unpaid_turns
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.shared_devices import SharedDevices, not_shared
 from polyrl_trainer.generation.steps_ahead import StepsAhead
@@ -342,9 +342,8 @@ class RlStep:
         if began_here:
             longest = max(one.response_length for one in began_here)
             self._session.sequence_tokens_per_s = longest / max(clock.sequence_s, LEAST_GENERATE_S)
-        reward_metrics = [scored.metrics for scored in self._scored]
         learned = separate_movement(averages(self._sums), self._learned_first)
-        values = step_metrics(self._trained, reward_metrics, groups, learned, clock)
+        values = step_metrics(self._trained, [with_unpaid_turns(one) for one in self._scored], groups, learned, clock)
         if self._parts.critic is not None:
             values |= value_metrics(self._trained) | self._parts.critic.take_metrics(learned)
         values |= self._parts.versions.publisher.measures

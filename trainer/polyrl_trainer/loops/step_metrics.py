@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from polyrl.sample import DiscardReason, Finish
+from polyrl.sample import TURN_REWARD, DiscardReason, Finish
 from polyrl.status import StepValue
 from polyrl_trainer.backend import StepResult
 from polyrl_trainer.generation.training_groups import TrainingGroups
@@ -197,8 +197,8 @@ def duplicates_in_group(samples: Sequence[Sample]) -> float:
 
 
 def mean_metrics(rows: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:
-    """Mean of each named number over the rows that have it."""
-    names = sorted({name for row in rows for name in shown_metrics(row)})
+    """Mean of each named number over the rows that have it; none of a turn that was never paid."""
+    names = sorted({one for row in rows for one in shown_metrics(row) if row[one] or not one.startswith(TURN_REWARD)})
     return {f"{prefix}{name}": float(np.mean([row[name] for row in rows if name in row])) for name in names}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,17 @@ def test_what_is_learned_is_the_answer_after_system_and_question() -> None:
     assert TOKENIZER.decode(prompt.ids) == "91="
     assert prompt.text == "1="
     assert prompt.metadata["solution"] == "11"
+
+
+@pytest.mark.parametrize(
+    ("fields", "read"),
+    [({"promptField": "question"}, ""), ({}, "messages"), ({"chat": True}, "messages")],
+    ids=["a column by name", "messages", "a chat"],
+)
+def test_a_column_that_is_not_read_reaches_the_reward_whatever_its_name(fields: dict[str, Any], read: str) -> None:
+    row = {"question": "1=", "prompt": "2=", "messages": [{"role": "user", "content": "3="}], "level": 1}
+    (prompt,) = prepare_prompts(prompt_rows([DataRow("f:1", row)], dataset(**fields)), TOKENIZER, 20)
+    assert prompt.metadata == {name: value for name, value in row.items() if name != read}
 
 
 def test_finished_samples_may_be_conversations() -> None:

@@ -13,8 +13,9 @@ from polyrl.sample import DiscardReason, Finish, Purpose, Response, Scored, Span
 from polyrl.wire import TurnDone, excess_of_metrics, pack_ids
 from polyrl_trainer.data.examples import Prompt
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
-from polyrl_trainer.generation.from_wire import scored_sample, turn_reward_metrics
+from polyrl_trainer.generation.from_wire import scored_sample, turn_reward_metrics, with_unpaid_turns
 from polyrl_trainer.generation.runner import UserCodeRunner
+from polyrl_trainer.loops.step_metrics import mean_metrics
 from polyrl_trainer.losses import with_advantages
 from polyrl_trainer.sample import Sample
 from polyrl_trainer.user_code.episodes import Played
@@ -72,6 +73,17 @@ def test_a_text_that_left_no_room_for_a_turn_begins_none() -> None:
 
 def test_turns_that_gave_nothing_take_no_room() -> None:
     assert turn_reward_metrics([0.0, 1.5, 0.0]) == {"turn_reward/1": 1.5}
+
+
+def test_a_turn_that_was_not_paid_counts_in_the_mean_of_that_turn() -> None:
+    """Else an environment that pays 1 or nothing would show 1, whatever its policy does."""
+    rows = [with_unpaid_turns(scored(paid)) for paid in ({"turn_reward/0": 1.0}, {}, {"turn_reward/2": 3.0, "x": 5.0})]
+    means = mean_metrics(rows, prefix="reward/")
+    assert means == {"reward/turn_reward/0": 1 / 3, "reward/turn_reward/2": 1.0, "reward/x": 5.0}
+    whole = scored({})
+    one_turn = msgspec.structs.replace(whole.response, spans=whole.response.spans[:1])
+    rows.append(with_unpaid_turns(msgspec.structs.replace(whole, response=one_turn)))
+    assert mean_metrics(rows, prefix="")["turn_reward/2"] == 1.0, "it had no such turn"
 
 
 class Ended:

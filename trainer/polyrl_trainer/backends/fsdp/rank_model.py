@@ -7,13 +7,12 @@ none, it is a follower's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
-import xxhash
 
 from polyrl.errors import InvalidData, RunFailed
 from polyrl.manifest.spec import CpuOffload
@@ -62,7 +61,6 @@ class RankModel:
         self._saved = SavedState(create.engine.wait_seconds, ranks.writer)
         self._model = create.model()
         self._base: str | None = None
-        self._calls = 0
         self.policy = sharded_policy(self._model, create.engine, ranks)
         self._slices = ranks.slices(create.engine.context_parallel)
         self.updates: Updates | None = None
@@ -75,9 +73,9 @@ class RankModel:
     def learn(self, work: LearnCommand, answer: Answer | None = None) -> None:
         """Adds the gradient of every round."""
         updates = self.updating()
-        self._calls = self._calls + 1 if updates.has_gradient else 0
-        updates.has_gradient = True
-        with self._dropout():
+        updates.passes += 1
+        drawn = (self._model.seed, updates.steps_taken, updates.passes, self._ranks.place.rank)
+        with lora.dropout_on(self.policy.model, self.policy.device, drawn):
             for batch, one, counts in self._batches(work.work):
                 outputs = self.policy.outputs(batch, work.temperature, entropy_gradient=work.entropy_gradient)
                 columns = torch.stack([column for column in outputs if column is not None])
@@ -134,7 +132,7 @@ class RankModel:
         """Copies this rank's part or not, and every rank's writer writes it. Raises RunFailed within a mini-batch; the
         future's is DiskRefused on every rank when a disk refuses on one."""
         updates, model = self.updating(), self.policy.model
-        if updates.has_gradient:
+        if updates.passes:
             raise RunFailed(f"{folder}: a checkpoint cannot be written within a mini-batch, before its optimizer step")
         self._ranks.together(lambda: training_state.require_empty(folder) if self._ranks.leads else None)
         files, configs = self._saved_tensors(), serving_files(model)
@@ -226,19 +224,6 @@ class RankModel:
     def _own_value_head(self) -> dict[str, torch.Tensor]:
         """Of a policy that is its own critic: no engine knows of it."""
         return {HEAD_WEIGHT: self.policy.model.state_dict()[HEAD_WEIGHT]} if self.policy.head == "both" else {}
-
-    @contextmanager
-    def _dropout(self) -> Iterator[None]:
-        """On, where there is any: what it draws is a function of step, call and rank, so that a resumed run draws the
-        same, and no generator of the process moves."""
-        adapter, device = self._model.adapter, self.policy.device
-        if adapter is None or not adapter.dropout:
-            yield
-            return
-        drawn = self._model.seed, self.updating().steps_taken, self._calls, self._ranks.place.rank
-        with lora.dropout_on(self.policy.model), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(xxhash.xxh3_64_intdigest(repr(drawn).encode()) >> 1)
-            yield
 
     # --- passes -------------------------------------------------------------------------------------------------------
 

@@ -182,13 +182,19 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def dropout_on(model: nn.Module) -> Iterator[None]:
-    """The adapters' dropout acts."""
+def dropout_on(model: nn.Module, device: torch.device, drawn: tuple[int, ...]) -> Iterator[None]:
+    """The adapters' dropout acts, if they have any. What it leaves out follows from `drawn`, so that another process
+    of the run leaves out the same, and no generator of the process moves."""
     layers = [layer.lora_dropout for _, layer in _adapted_layers(model)]
+    if not any(isinstance(one, nn.Dropout) for layer in layers for one in layer.modules()):
+        yield
+        return
     for layer in layers:
         layer.train(True)
     try:
-        yield
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(xxhash.xxh3_64_intdigest(repr(drawn).encode()) >> 1)
+            yield
     finally:
         for layer in layers:
             layer.train(False)
