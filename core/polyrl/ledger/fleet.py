@@ -110,6 +110,8 @@ class Fleet:
         """Where `asked` goes on."""
         self.whole_pass_at = -inf
         """When the queue was looked through last, see `placement`."""
+        self.arrivals = (-1, -inf, inf)
+        """Of a version: when it was published, and until when engines share what waits, see `arrivals`."""
         self.last_other = ""
         """An engine beside the trainer's own that took work when somebody looked last, see `cost`."""
         self.absence_noticed = False
@@ -228,6 +230,11 @@ class Fleet:
         """(version, context) of the engines that do not drain, each once."""
         self.refresh()
         return self._kinds.keys()
+
+    def num_engines(self, low: int, high: int) -> int:
+        """How many that do not drain are at these versions."""
+        self.refresh()
+        return sum(count for (version, _), count in self._kinds.items() if low <= version <= high)
 
     def roomy_kinds(self, *, with_own: bool) -> Iterable[tuple[int, int]]:
         """The same of those with a free slot, some twice; `with_own`: of the trainer's too."""

@@ -29,6 +29,7 @@ from typing import Final
 from polyrl.ledger import speed
 from polyrl.ledger.causes import MoveCause
 from polyrl.ledger.events import Assigned, PlacementPaused
+from polyrl.ledger.scheduling.arrivals import share
 from polyrl.ledger.scheduling.cost import (
     SILENT_TIMES,
     Costs,
@@ -96,6 +97,8 @@ class Room:
 
     def __init__(self, transition: Transition) -> None:
         self._transition, self._keeping = transition, Keeping(transition)
+        self.share = inf
+        """Samples that an engine with the newest weights runs at most, see `arrivals`."""
         self.asks = 0
         """Samples for which engines were asked."""
         self._lacking: list[LeasedEngine] = []
@@ -175,8 +178,13 @@ class Room:
     def _leaves(self, engine: LeasedEngine, request: PlacementRequest, costs: Costs) -> bool:
         return self.is_unclaimed(engine) or self.leaves(engine, costs.on(engine, request, has_sibling=False))
 
+    def has_slot(self, engine: LeasedEngine) -> bool:
+        """Whether it may get one more sample, and has not its share of the newest weights' already."""
+        late = engine.version < self._transition.state.weights.version
+        return has_slot(engine, self._transition.now) and (late or engine.occupied < self.share)
+
     def _takes(self, engine: LeasedEngine, request: PlacementRequest) -> bool:
-        able = has_slot(engine, self._transition.now)
+        able = self.has_slot(engine)
         able = able and takes_back(self._transition.state, engine, request, self._transition.now)
         return able and may_generate(self._transition, engine, request.low, request.high)
 
@@ -208,6 +216,7 @@ def place(transition: Transition) -> Room:
     silent = _of_silent_engines(transition)
     if not (state.queue or silent) or not transition.fleet.roomy_engines:
         return room
+    room.share = share(transition)
     costs, wanted, placed = Costs(transition), steps_wanted(state), state.next_assignment
     sitting, tries = 0, _Tries(transition, room)
     for number in tries.remaining(_in_turn(state, silent), silent):
@@ -379,7 +388,7 @@ class _Group:
         unread = request.unread(engine, has_sibling=engine.name in self._siblings)
         assign(self._transition, name, engine, reading=unread)
         self._siblings[engine.name] = None
-        if has_slot(engine, self._transition.now):
+        if self._room.has_slot(engine):
             self._offer(request, engine)
         else:
             self._offers.pop(engine.name, None)

@@ -1,0 +1,82 @@
+"""While engines load new weights one after the other, each gets its share of what waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyrl.ledger import Ledger
+from polyrl.wire import WeightsLoaded
+from polyrl_rollout.testing.stage import Stage
+
+LOADED_S = 2.0
+
+
+class Lasting(Stage):
+    """With four engines of 16 slots that load version 1, and 16 samples that need it."""
+
+    def __init__(self, engines: str = "abcd", loaded_s: float = LOADED_S) -> None:
+        super().__init__()
+        for name in engines:
+            self.engine(name, max_running=16)
+        self.publish(1)
+        self.submit(16, min_version=1, max_version=1)
+        self.now += loaded_s
+
+    def _current(self) -> Ledger:
+        return self.ledger
+
+    def loaded(self, name: str) -> int:
+        """The engine serves version 1; how many samples it has then."""
+        self.agent(name, WeightsLoaded(1, 0.1, load_seconds=LOADED_S, bytes_pulled=100))
+        return len(self.placed()[name])
+
+
+def test_each_gets_its_share_though_one_comes_first() -> None:
+    stage = Lasting()
+    shares = []
+    for name in "abcd":
+        shares.append(stage.loaded(name))
+        stage.now += 0.04
+    assert shares == [4, 4, 4, 4]
+
+
+def test_who_is_alone_gets_all_at_once() -> None:
+    assert Lasting("a").loaded("a") == 16
+
+
+@pytest.mark.parametrize(
+    ("loaded_s", "waited_s"),
+    [
+        pytest.param(2.0, 0.2, id="a tenth of what the first one took"),
+        pytest.param(600.0, 1.0, id="a second at most"),
+        pytest.param(0.1, 0.05, id="a twentieth of a second at least"),
+    ],
+)
+def test_who_is_late_is_not_waited_for(loaded_s: float, waited_s: float) -> None:
+    stage = Lasting(loaded_s=loaded_s)
+    assert stage.loaded("a") == 4
+    stage.pass_time(0.8 * waited_s)
+    assert len(stage.placed()["a"]) == 4
+    due = stage.ledger.next_due()
+    assert due is not None
+    assert due <= stage.now + waited_s
+    stage.pass_time(0.3 * waited_s)
+    assert len(stage.placed()["a"]) == 16
+    assert stage.loaded("b") <= 16
+
+
+def test_a_clock_that_stops_short_of_the_end_comes_to_it() -> None:
+    stage = Lasting()
+    stage.loaded("a")
+    stage.pass_time(0.2 - 1e-9)
+    due = stage.ledger.next_due()
+    assert due is not None
+    assert due > stage.now + 1e-3
+
+
+def test_engines_at_the_version_before_take_what_may_have_it() -> None:
+    stage = Lasting("a")
+    stage.engine("wide", max_running=64)
+    stage.loaded("a")
+    stage.submit(48, min_version=0, max_version=0)
+    assert len(stage.placed()["wide"]) == 48
