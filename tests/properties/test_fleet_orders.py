@@ -58,7 +58,7 @@ KINDS = sorted(fleet._ENGINES_OF.keys() - RARE, key=lambda kind: kind.__name__)
 def test_an_event_that_is_not_noted_is_noticed(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     compare_after_each_input(monkeypatch)
     monkeypatch.delitem(fleet._ENGINES_OF, kind)
-    for seed in range(60):
+    for seed in range(240):
         try:
             run_schedule(draw_schedule(seed))
         except (AssertionError, KeyError, ValueError, Violation):

@@ -1,8 +1,8 @@
 """How much an engine gets that has the newest weights before others have loaded them: its share.
 
 Engines load a version at about the same time. Whoever came first would get all that waits, as far as its slots reach,
-and others little of it: what runs moves only where that pays. So for SHARED of the time that the first one took, no
-engine that has them runs more than all live samples divided by all engines. Who comes later is not waited for.
+and others little of it: what runs moves only where that pays. So for a while, SHARED_PART of the time that the first
+one took, no engine that has them runs more than all live samples divided by all engines. Who is later is not awaited.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 from polyrl.ledger.events import PlacementPaused
 from polyrl.ledger.transition import Transition
 
-SHARED: Final = 0.1
+SHARED_PART: Final = 0.1
 """Part of the time from a version's publication to the first engine that serves it."""
 
-SHORTEST_S: Final = 0.05
-LONGEST_S: Final = 1.0
+LEAST_SHARED_S: Final = 0.05
+MOST_SHARED_S: Final = 1.0
 """A first start takes minutes, of which nobody is to wait a tenth."""
 
 
@@ -33,11 +33,11 @@ def share(transition: Transition) -> float:
     if not serving:
         return inf
     if until == inf:
-        until = now + min(LONGEST_S, max(SHORTEST_S, SHARED * (now - published_at)))
+        until = now + min(MOST_SHARED_S, max(LEAST_SHARED_S, SHARED_PART * (now - published_at)))
         fleet.arrivals = newest, published_at, until
     behind = fleet.num_engines(-1, newest - 1)
     if not behind:
         return inf
     # Not the very next instant: a clock that is set a rounding error short of it would never come to it.
-    transition.record(PlacementPaused(max(until, now + SHORTEST_S)))
+    transition.record(PlacementPaused(max(until, now + LEAST_SHARED_S)))
     return max(1.0, len(state.samples) / (serving + behind))
