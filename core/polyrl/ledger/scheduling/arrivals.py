@@ -17,8 +17,8 @@ SHARED_PART: Final = 0.1
 """Part of the time from a version's publication to the first engine that serves it."""
 
 LEAST_SHARED_S: Final = 0.05
-MOST_SHARED_S: Final = 1.0
-"""A first start takes minutes, of which nobody is to wait a tenth."""
+MOST_SHARED_S: Final = 0.5
+"""Those that have just greeted, and need minutes, are counted as well: a step is to lose no more by them."""
 
 
 def share(transition: Transition) -> float:

@@ -48,7 +48,7 @@ def test_who_is_alone_gets_all_at_once() -> None:
     ("loaded_s", "waited_s"),
     [
         pytest.param(2.0, 0.2, id="a tenth of what the first one took"),
-        pytest.param(600.0, 1.0, id="a second at most"),
+        pytest.param(600.0, 0.5, id="half a second at most"),
         pytest.param(0.1, 0.05, id="a twentieth of a second at least"),
     ],
 )
