@@ -154,6 +154,6 @@ MUTANTS: Final = (
     Mutant(snapshot_forgets_generated, "I10", 36),
     Mutant(snapshot_forgets_rewards, "I10", 2),
     Mutant(pages_read_backwards, "I10", 2),
-    Mutant(frames_swapped_on_the_disk, "I10", 426),
+    Mutant(frames_swapped_on_the_disk, "I10", 316),
     Mutant(last_row_twice, "I10", 26),
 )

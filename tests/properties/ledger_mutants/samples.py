@@ -199,7 +199,7 @@ MUTANTS: Final = (
     Mutant(turn_not_counted, "I5", 4),
     Mutant(packed_groups_rejected, "I1", 0),
     Mutant(refusals_forgotten, "I5", 34),
-    Mutant(one_engine_is_believed, "I1", 133),
+    Mutant(one_engine_is_believed, "I1", 1505),
     Mutant(sibling_left_waiting, "I5", 32),
     Mutant(outgrown_discarded, "I1", 174),
     Mutant(awaited_verdicts_forgotten, "I5", 23),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,6 +149,9 @@ class State:
 class Session:
     state: State = field(default_factory=State)
     weights_content: bytes = b""
+
+    async def answered(self, *requests: Awaitable[None]) -> None:
+        await asyncio.gather(*requests)
 
 
 def draw(token: int) -> DrawnItem[Prompt]:
