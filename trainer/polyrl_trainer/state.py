@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides the model, as one JSON value; changes only when a step is whole."""
+"""What a checkpoint holds besides the model, as one JSON value; changes when a step is whole, or is left half-way."""
 
 from __future__ import annotations
 
@@ -84,6 +84,8 @@ class TrainerState(msgspec.Struct):
     """Batches that are part of this state, as half-open ranges of their numbers."""
     carried: int = 0
     """Prompts at the front of the cursor that the newest RL step left over: the next one trains all of them."""
+    trained_groups: int = 0
+    """Of the next RL step, by mini-batches of it that are learned: a run that was asked to stop had begun it."""
     cursors: dict[str, Any] = {}
     """`DataBuffer.state()` by stage."""
     results: Results = msgspec.field(default_factory=Results)
@@ -92,6 +94,15 @@ class TrainerState(msgspec.Struct):
         """The step is whole: from here on a checkpoint contains it. `cursor` is `DataBuffer.state()`, `sums` are the
         backend's."""
         self.step += 1
+        self.trained_groups = 0
+        self._learned(cursor, sums)
+
+    def leave_step(self, groups: int, cursor: dict[str, Any], sums: Mapping[str, float]) -> None:
+        """So many more groups of the next step are learned, and the rest is what another process begins with."""
+        self.trained_groups += groups
+        self._learned(cursor, sums)
+
+    def _learned(self, cursor: dict[str, Any], sums: Mapping[str, float]) -> None:
         self.weights_changed = True
         self.cursors[self.stage] = cursor
         self.results.tokens_trained += int(sums["tokens"])

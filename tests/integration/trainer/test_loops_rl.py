@@ -8,12 +8,13 @@ import json
 import random
 import threading
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
-from polyrl.errors import DeadlineExceeded, RunFailed
+from polyrl.errors import DeadlineExceeded, InvalidData, RunFailed
 from polyrl.manifest.data import EvaluationSpec
 from polyrl.manifest.parts.user_code import EnvironmentSpec
 from polyrl.manifest.spec import ReservedSleep
@@ -237,6 +238,97 @@ async def test_a_stop_in_mid_step_leaves_the_state_of_the_steps_start(tmp_path):
     await resumed.train(spec)
     assert run.prompts()[:8] + resumed.prompts() == whole.prompts()
     assert len(resumed.backend.steps) == 5
+
+
+def prompts_trained(run):
+    """Prompt of every sample that an optimizer step has learned, in order."""
+    prompt_of = dict(run.prompts())
+    size = sum(run.backend.steps[run.begun :])
+    learned = [sample for micro_batch in run.backend.micro_batches for sample in micro_batch][:size]
+    return [prompt_of[int(sample.split(".")[0])] for sample in learned]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=QUICK_OR_NOT, print_blob=True)
+@given(
+    seed=st.integers(0, 2**20),
+    mini_batches=st.integers(2, 4),
+    groups=st.integers(1, 3),
+    minimum=st.integers(1, 8),
+    stops=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    staleness=st.sampled_from([0, 1]),
+    over_sampling=st.sampled_from([1.0, 1.5]),
+)
+@example(seed=1, mini_batches=4, groups=1, minimum=3, stops=[1, 1, 1], staleness=0, over_sampling=1.0)
+@example(seed=1, mini_batches=4, groups=2, minimum=6, stops=[6], staleness=1, over_sampling=1.5)
+@example(seed=1, mini_batches=4, groups=2, minimum=6, stops=[5], staleness=1, over_sampling=1.5)
+def test_a_stop_between_mini_batches_keeps_what_is_learned(
+    tmp_path_factory, seed, mini_batches, groups, minimum, stops, staleness, over_sampling
+):
+    """I1, I2, I3: whenever the run is asked to stop, each optimizer step has its exact samples, none is made twice, and
+    each step trains as many prompts as it has."""
+    spec = recipe(
+        prompts_per_step=mini_batches * groups, mini_batch_prompts=groups, min_micro_batch_samples=minimum,
+        max_staleness=staleness, over_sampling_factor=over_sampling,
+    )  # fmt: skip
+    folder, resume, parts = tmp_path_factory.mktemp("run"), None, []
+    for number, after in enumerate([*stops, None]):
+        run = Run.make(folder / str(number), FakeRollouts(echo, seed=seed + number), spec, resume=resume)
+        run.begun = len(run.backend.steps)
+        learn, left = run.backend.forward_backward, iter(range((after or 1) - 1))
+
+        def stopping(*batch, learn=learn, left=left, run=run, after=after, **how):
+            if after and next(left, None) is None:
+                run.session.stop.set()
+            return learn(*batch, **how)
+
+        run.backend.forward_backward = stopping
+        first, begun = run.session.state.step + 1, run.session.state.trained_groups
+        done_all = asyncio.run(run.train(spec))
+        wanted = ceil(spec.algorithm.prompts_per_step * over_sampling) - begun
+        assert sum(one.step <= first for one in run.rollouts.submitted) == wanted, (
+            "what is left of the step, and no more"
+        )
+        left_over = {one.id for one in run.rollouts.submitted if one.step == run.session.state.step}
+        left_over -= {*run.rollouts.groups_acknowledged, *run.rollouts.discarded}
+        assert run.session.state.carried == len(left_over)
+        parts.append(run)
+        resume = latest(folder / str(number))
+        if done_all:
+            break
+    assert done_all
+    assert run.backend.steps[run.begun :] == [groups * 3] * (len(run.backend.steps) - run.begun)
+    assert len(run.backend.steps) == mini_batches * 3 == run.session.state.results.optimizer_steps
+    assert run.session.state.trained_groups == 0
+    trained = [prompt for part in parts for prompt in prompts_trained(part)]
+    assert len(trained) == 3 * mini_batches * groups * 3
+    if over_sampling == 1.0:
+        whole = Run.make(folder / "whole", FakeRollouts(echo, seed=seed), spec)
+        whole.begun = 0
+        asyncio.run(whole.train(spec))
+        assert sorted(trained) == sorted(prompts_trained(whole)), "the same prompts, none left out and none twice"
+
+
+async def test_a_stop_while_samples_of_a_later_mini_batch_are_awaited_saves_those_before(tmp_path):
+    """It was awaited until the process was killed, and all since the newest checkpoint was lost."""
+    spec = recipe(steps=5, prompts_per_step=6, mini_batch_prompts=2)
+    run = Run.make(tmp_path, FakeRollouts(echo), spec)
+    run.session.checkpoint_every_steps = 100
+    delivers = run.rollouts.next
+
+    async def starving(*asked, **how):
+        if len(run.backend.steps) == 5:
+            run.session.ask_to_stop()
+            await asyncio.sleep(3600)
+        return await delivers(*asked, **how)
+
+    run.rollouts.next = starving
+    async with asyncio.timeout(30):
+        assert not await run.train(spec)
+    resumed = Run.make(tmp_path, FakeRollouts(echo), spec, resume=latest(tmp_path))
+    assert (resumed.session.state.step, resumed.session.state.trained_groups) == (1, 4)
+    assert len(resumed.backend.steps) == 5
+    with pytest.raises(InvalidData, match=r"has learned 4 groups of the next step, .* 12 is no multiple of .* 5:"):
+        await resumed.train(recipe(steps=5, prompts_per_step=12, mini_batch_prompts=5))
 
 
 @pytest.mark.parametrize("unanswered", ["acknowledge", "end_step", "report", "submit"])

@@ -82,7 +82,7 @@ class StepsAhead:
     def _groups_of(self, step: int) -> TrainingGroups:
         algorithm = self.recipe.algorithm
         return TrainingGroups(
-            algorithm.prompts_per_step,
+            algorithm.prompts_per_step - self._trained(step),
             self._open[step],
             carried=self._carried,
             version=self.supply.session.state.version,
@@ -140,6 +140,11 @@ class StepsAhead:
         # As it is written: in floats 1.1 times 10 is more than 11.
         return ceil(algorithm.prompts_per_step * Decimal(str(algorithm.over_sampling_factor)))
 
+    def _trained(self, step: int) -> int:
+        """Groups of the step that a trainer which was asked to stop has learned."""
+        state = self.supply.session.state
+        return state.trained_groups if step == state.step + 1 else 0
+
     async def _take_up(self, step: int) -> None:
         """What the step before left over; in a trainer that goes on from a checkpoint its prompts come first."""
         left = self.supply.session.state.carried
@@ -152,9 +157,9 @@ class StepsAhead:
         groups, carried = self._open[number], self._carried
         if number == step and carried is not None:
             carried.heir = groups
-            lacks = self._wanted - len(carried.live) - len(groups.live)
+            lacks = self._wanted - self._trained(number) - len(carried.live) - len(groups.live)
         elif number == step or not self._carries:
-            lacks = self._wanted - groups.submitted
+            lacks = self._wanted - self._trained(number) - groups.submitted
         else:
             lacks = self.recipe.algorithm.prompts_per_step - groups.submitted
         if lacks > 0:

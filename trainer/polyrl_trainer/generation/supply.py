@@ -59,7 +59,7 @@ class StepGroups:
     replace: Replace
     supply: GroupSupply
     live: dict[int, DrawnItem[Prompt]] = field(default_factory=dict)
-    used: list[int] = field(default_factory=list)
+    used: dict[int, DrawnItem[Prompt]] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)
     first_detail: dict[str, str] = field(default_factory=dict)
     replaced: int = 0
@@ -89,8 +89,11 @@ class StepGroups:
     def use(self, groups: Sequence[int]) -> None:
         """These groups are trained (or measured): they will not be delivered again."""
         for group in groups:
-            del self.live[group]
-            self.used.append(group)
+            self.used[group] = self.live.pop(group)
+
+    def give_back(self, groups: Sequence[int]) -> None:
+        """These were taken, and nothing was learned of them."""
+        self.live |= {group: self.used.pop(group) for group in groups if group in self.used}
 
     def scored(self) -> int:
         """Live groups of which every sample has its reward: they are complete, unless a filter takes them away."""

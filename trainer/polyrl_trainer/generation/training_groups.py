@@ -74,6 +74,11 @@ class TrainingGroups:
         for group in groups:
             self._source_of(group).use([group])
 
+    def give_back(self, groups: Sequence[int]) -> None:
+        """These were taken, and nothing was learned of them."""
+        for source in self.sources:
+            source.give_back(groups)
+
     @property
     def dropped(self) -> Counter[str]:
         """Groups, by reason."""

@@ -13,8 +13,10 @@
 
 Invariant I3: each mini-batch holds exactly miniBatchPrompts complete groups, whatever the arrival order, and one that a
 seed draws as many samples; a batch that is not whole groups of this step, each for the first time, is a ProtocolError.
-A step that is abandoned (the run was asked to stop) leaves no trace: the state is that of the step's start. The learner
-waits for at most one thing at a time, and each wait has a deadline that names who is awaited.
+A step that is left (the run was asked to stop) before its first optimizer step leaves no trace: the state is that of
+the step's start. Later the state holds what is learned, and the next process learns the mini-batches that are left, of
+the prompts that are left. The learner waits for at most one thing at a time, and each wait has a deadline that names
+who is awaited.
 """
 
 from __future__ import annotations
@@ -47,7 +49,12 @@ from polyrl_trainer.generation.training_groups import TrainingGroups
 from polyrl_trainer.loops.critic import Critic
 from polyrl_trainer.loops.deadline import longest_wait_s
 from polyrl_trainer.loops.evaluation import Evaluator
-from polyrl_trainer.loops.mini_batches import draw_mini_batches, groups_per_mini_batch, with_old_log_probs
+from polyrl_trainer.loops.mini_batches import (
+    draw_mini_batches,
+    groups_per_mini_batch,
+    mini_batches_left,
+    with_old_log_probs,
+)
 from polyrl_trainer.loops.step_metrics import StepClock, separate_movement, step_metrics
 from polyrl_trainer.losses import averages, learns_entropy, merge, normalizer, policy_loss
 from polyrl_trainer.losses.by_engine import Drawers, with_engine_sums
@@ -79,7 +86,8 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
         before = state.copy()
         step = RlStep(parts, recipe, session, state.step + 1, ahead=ahead, unsteady=unsteady)
         if not await step.run():
-            session.state = before
+            if session.state.trained_groups == before.trained_groups:
+                session.state = before
             await asyncio.wrap_future(parts.backend.discard_gradients())
             await session.save(parts.backend)
             return False
@@ -141,7 +149,7 @@ class RlStep:
         self._scored: list[Scored] = []
         algorithm = recipe.algorithm
         self._groups_per_mini_batch = groups_per_mini_batch(algorithm)
-        self._mini_batches = algorithm.prompts_per_step // self._groups_per_mini_batch
+        self._mini_batches = mini_batches_left(algorithm, session.state.trained_groups)
         self._mini_batch_samples = self._groups_per_mini_batch * recipe.sampling.samples_per_prompt
         self._loss = policy_loss(algorithm, parts.own.loss)
         self._drawers = Drawers()
@@ -150,7 +158,8 @@ class RlStep:
         """Averages of the first mini-batch, whose learner is the one that the engines have."""
 
     async def run(self) -> bool:
-        """False when the run was asked to stop before the first optimizer step; nothing has changed then."""
+        """False when the run was asked to stop. What was submitted is left to a successor then; without one the manager
+        cancels it as the run ends."""
         parts, clock = self._parts, self._clock
         if parts.supply.adopted.want_weights or not parts.versions.claim():
             clock.update_weights_s = await parts.versions.ensure_published(parts.backend)
@@ -159,20 +168,30 @@ class RlStep:
         clock.update_weights_s += await parts.versions.snapshot(parts.backend)
         whole = self._recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
         if not await (self._train_whole(groups) if whole else self._train_streamed(groups)):
-            return (
-                False  # what was submitted is left to a successor; without one the manager cancels it as the run ends
-            )
+            self._leave(groups)
+            return False
         last_turn_at = parts.runner.last_turn_at(groups.used)
         self._clock.generated(last_turn_at, self._ahead.generate_s(self._step, last_turn_at))
         await self._ahead.end(self._step)
         await self._finish(groups)
         return True
 
+    def _leave(self, groups: TrainingGroups) -> None:
+        """Notes the mini-batches that are learned; what came after them is generated again."""
+        if not self._sums:
+            return
+        learned = len(self._clock.optimizer_steps)
+        groups.give_back([*{one.group for one in self._trained[learned * self._mini_batch_samples :]}])
+        state, cursor = self._session.state, self._parts.prompts.state(self._ahead.not_begun())
+        state.leave_step(learned * self._groups_per_mini_batch, cursor, self._sums)
+        state.carried = self._ahead.carried_prompts
+
     async def _train_streamed(self, groups: TrainingGroups) -> bool:
         """Mini-batches in order of completion: training overlaps with generation, and the first hold shorter answers.
-        False when asked to stop before the first optimizer step."""
+        False when asked to stop before they are learned; of a step that is gone over again, before the first is."""
         for number in range(self._mini_batches):
-            if not await self._train_mini_batch(groups, stoppable=number == 0):
+            again = self._recipe.algorithm.update_epochs > 1
+            if not await self._train_mini_batch(groups, stoppable=number == 0 or not again):
                 return False
         await self._train_epochs(self._trained, first=1)
         return True
@@ -224,14 +243,14 @@ class RlStep:
         """Micro-batches to the exact boundary, then one optimizer step; False when asked to stop before."""
         missing, sums, batches = self._mini_batch_samples, dict[str, float](), list[int]()
         while missing:
+            if stoppable and self._session.stop.is_set():
+                return False
             batch = await self._next(groups, missing, stoppable=stoppable)
             if batch is None:
                 return False
             sums = merge(sums, await self._train(groups, batch))
             missing -= len(batch.samples)
             batches.append(batch.number)
-            if stoppable and self._session.stop.is_set():
-                return False
         assert missing == 0, "a batch crossed the mini-batch boundary"
         await self._update(sums)
         await self._session.answered(*map(self._parts.rollouts.acknowledge, batches))
