@@ -209,7 +209,9 @@ class Reconciler:
         state.refused |= bool(done.refusal)
         if done.refusal:
             log.warning("refused", job=str(key), message=done.refusal)
-            state.reconcile_state = state.reconcile_state.with_refusal(done.refusal, self._now())
+            state.reconcile_state = state.reconcile_state.with_refusal(
+                done.refusal, self._now(), of_pods=not done.incomplete
+            )
         elif done.created:
             state.reconcile_state = state.reconcile_state.without_refusal()
         if done.dry_run is not None:

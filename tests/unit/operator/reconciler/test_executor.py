@@ -189,11 +189,21 @@ async def test_a_creation_that_meets_its_own_object_is_done() -> None:
     assert len(cache.pods(KEY, "job-uid")) == 1
 
 
-async def test_a_creation_that_meets_a_strangers_object_waits_for_it_to_go() -> None:
+async def test_a_creation_that_meets_a_namesakes_object_waits_for_it_to_go() -> None:
     act, cache, _, _ = actor(TAKEN, Answer(200, pod("j-r-1", owner="former-uid")))
     with pytest.raises(NameTaken, match="Pod j-r-1 is there and is not of this PolyRLJob"):
         await act.execute(OWNER, [Create(pod("j-r-1"), "why")])
     assert cache.pods(KEY, "job-uid") == []
+
+
+@pytest.mark.parametrize("lacks", ["labels", "ownerReferences"], ids=["a stranger's", "left by cascade=orphan"])
+async def test_a_creation_that_meets_what_stays_is_refused_and_no_pod_is_made(lacks: str) -> None:
+    there = pod("j") | {"kind": "ServiceAccount"}
+    there["metadata"] |= {"ownerReferences": [{"uid": "other-uid"}]} | {lacks: type(there["metadata"][lacks])()}
+    act, _, transport, _ = actor(TAKEN, Answer(200, there))
+    outcome = await act.execute(OWNER, [Create(there, "why"), Create(pod("j-r-1"), "why")])
+    assert outcome.refusal.startswith("ServiceAccount j is there and is not of this PolyRLJob; delete it, or")
+    assert [method for method, _ in transport.asked] == ["POST", "GET"]
 
 
 async def test_a_refusal_for_good_is_an_answer_and_what_follows_is_done() -> None:

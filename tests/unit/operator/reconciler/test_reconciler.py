@@ -65,7 +65,8 @@ class Server:
     def _answer(self, method: str, url: str, body: Any) -> Answer:
         if method == "PATCH" and url.partition("?")[0].endswith("/status"):
             self.asked.append("status")
-            self.job |= {"status": self.job.get("status", {}) | body["status"], "metadata": self._stamped(self.job)}
+            status = merged(self.job.get("status", {}), body["status"])
+            self.job |= {"status": status, "metadata": self._stamped(self.job)}
             return Answer(200, self.job)
         if method == "GET":
             return Answer(404, {"message": "no copy of a key is there yet"})
@@ -84,6 +85,12 @@ class Server:
         self._version += 1
         metadata: dict[str, Any] = item["metadata"]
         return {"uid": f"uid-{metadata['name']}"} | metadata | {"resourceVersion": str(self._version)}
+
+
+def merged(old: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """RFC 7386."""
+    new = {key: merged(old.get(key) or {}, value) if isinstance(value, dict) else value for key, value in patch.items()}
+    return {key: value for key, value in (old | new).items() if value is not None}
 
 
 class Mute:
@@ -207,3 +214,27 @@ async def test_nothing_is_kept_of_jobs_that_were_made_and_deleted() -> None:
     }
     assert not any(kept.values()), kept
     assert b"j-19" not in generate_latest(reconciler._metrics.registry)
+
+
+NEEDED = ("NetworkPolicy", "PersistentVolumeClaim", "Secret", "Service", "ConfigMap", "ServiceAccount", "Job")
+
+
+@pytest.mark.parametrize("kind", NEEDED)
+async def test_no_pod_starts_without_what_the_api_server_refuses_and_the_status_says_so(kind: str) -> None:
+    reconciler, server, cache = operator()
+    server.forbidden = {kind}
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    made = {pod.role.value for pod in cache.pods(KEY, "job-uid")}
+    assert made <= ({"manager"} if kind == "Job" else set()), "an open network, or machines that wait in vain"
+    conditions = {one["type"]: one for one in server.job["status"]["conditions"]}
+    for type_ in ("TrainerReady", "RolloutAvailable"):
+        assert (conditions[type_]["status"], conditions[type_]["reason"]) == ("False", "Refused")
+        assert kind in conditions[type_]["message"]
+        assert "is being terminated" in conditions[type_]["message"]
+    server.forbidden = set()
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    assert len(cache.pods(KEY, "job-uid")) == 4
+    trainer = next(one for one in server.job["status"]["conditions"] if one["type"] == "TrainerReady")
+    assert trainer["reason"] == "Starting"
