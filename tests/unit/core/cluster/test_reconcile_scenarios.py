@@ -317,6 +317,27 @@ def test_deadline_counts_running_time_only() -> None:
     assert ("Job", "j-trainer") in scenario.cluster.objects
 
 
+def test_rollouts_that_overrun_their_own_volumes_are_failures_and_follow_ever_slower() -> None:
+    """The kubelet evicts such a pod without the condition DisruptionTarget."""
+    scenario = running(raw_job({"replicas": 1, "minReplicas": 0, "maxReplicas": 1}), seconds=0)
+    scenario.cluster.unheard |= {f"j-r-{number}" for number in range(100)}
+    for _ in range(60):
+        scenario.go(10)
+        for name in scenario.names():
+            if scenario.pod(name)["status"]["phase"] == "Running":
+                scenario.cluster.end_pod(name, 137, "Evicted")
+    rollout = scenario.status.rollout
+    assert rollout.preemptions == 0
+    assert 3 <= rollout.failures < 10, "10 s to 5 min apart"
+    assert any("wrote more than a volume" in event.message for event in scenario.operator.message)
+
+
+def test_an_eviction_for_the_nodes_sake_is_a_preemption(scenario: Scenario) -> None:
+    scenario.cluster.end_pod("j-r-1", 137, "Evicted", disruption="TerminationByKubelet")
+    scenario.go(5)
+    assert (scenario.status.rollout.preemptions, scenario.status.rollout.failures) == (1, 0)
+
+
 def test_manager_is_replaced_when_it_ended_or_is_gone(scenario: Scenario) -> None:
     scenario.cluster.end_pod("j-manager-1", 1, "Evicted")
     scenario.go(15)
