@@ -3,7 +3,7 @@
 Actions are taken in order; neighbours of one type on one kind go side by side, as a hundred new pods should. Each may
 be repeated: a creation that meets its own object is done, one that meets a namesake's waits for it to go; deletions and
 annotations name a uid. What the API server refuses for good (quota, Pod Security, a webhook, a stranger's name) is an
-answer, no error; but no pod is let start while it refuses what pods cannot do without.
+answer, no error, and what comes after is done; but no pod is let start while it refuses what pods cannot do without.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ JOB_CONCURRENCY: Final = 16
 REFUSED: Final = frozenset({400, 403, 404, 413, 422})
 """Statuses that mean no: quota, Pod Security, a webhook, a namespace that ends, an object that is too large."""
 
+DENIED: Final = REFUSED - {404}
+"""The same where something is changed; what is not there is another matter."""
+
+CHANGES: Final = (actions.Annotate, actions.Apply, actions.Delete, actions.SuspendTrainer)
+"""Of what is there already."""
+
 ABOUT_NEW_PODS: Final = (EventReason.ROLLOUT_CREATED, EventReason.FALLBACK_ON_DEMAND)
 
 NO_ACCOUNT: Final = 'serviceaccount "default" not found'
@@ -70,6 +76,8 @@ class ExecutionResult:
     """The API server's message, when it refused a creation."""
     incomplete: bool = False
     """It refused something that pods cannot do without; that refusal is the one above."""
+    denied: bool = False
+    """It refused to let something be changed or deleted."""
     dry_run: str | None = None
     """Answer to a DryRun: its refusal, or empty."""
 
@@ -96,12 +104,20 @@ class Executor:
             done = await asyncio.gather(
                 *(self._one(owner, action, result, own_slots) for action in batch), return_exceptions=True
             )
-            for error in done:
+            for action, error in zip(batch, done, strict=True):
                 if isinstance(error, NameTaken) and error.stays:
                     result.refuse(error.kind, str(error))
+                elif isinstance(action, CHANGES) and isinstance(error, ApiError) and error.status in DENIED:
+                    self._denied(owner, action, error, result)
                 elif isinstance(error, BaseException):
                     raise error
         return result
+
+    def _denied(self, owner: Owner, action: Action, error: ApiError, result: ExecutionResult) -> None:
+        """What else is to be done is done: a policy that came later would hold up the release of machines."""
+        result.denied = True
+        event = actions.RecordEvent(EventReason.REFUSED, f"{action}: {error}", type="Warning")
+        self._events.record(owner, event)
 
     async def _one(self, owner: Owner, action: Action, result: ExecutionResult, own_slots: asyncio.Semaphore) -> None:
         match action:

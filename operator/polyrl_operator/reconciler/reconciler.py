@@ -206,7 +206,7 @@ class Reconciler:
         self, key: JobKey, state: JobState, facts: JobFacts, decided: ReconcileResult, done: ExecutionResult
     ) -> None:
         state.reconcile_state = decided.state
-        state.refused |= bool(done.refusal)
+        state.refused |= bool(done.refusal) or done.denied
         if done.refusal:
             log.warning("refused", job=str(key), message=done.refusal)
             state.reconcile_state = state.reconcile_state.with_refusal(

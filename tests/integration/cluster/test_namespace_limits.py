@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from polyrl_operator.api.client import ApiError
 from polyrl_operator.api.kinds import FIXED, JOB, POD, SECRET, TRAINER
 
+POLICY_S = 3.0
+"""Until an admission policy is in force; it takes about one."""
 LIMITED = 3
 """Pods: a trainer's or a manager's, and not all that the job asks for."""
 
@@ -115,3 +122,77 @@ async def test_a_job_whose_namesake_left_its_children_behind_says_so(place: Any,
         refused = await place.until("it is said", lambda: has_reason(place, "TrainerReady", "Refused"))
         assert "is there and is not of this PolyRLJob; delete it" in refused["message"]
         assert not await place.children() - left
+
+
+DENIED = "images of pods are not signed"
+
+
+@asynccontextmanager
+async def pods_kept_as_they_are(place: Any, operation: str) -> AsyncIterator[None]:
+    """A policy that came while the job ran, as those of Kyverno and Gatekeeper do."""
+    name = f"{place.namespace}-{operation.lower()}"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": [operation]}
+    validation = {"expression": "false", "message": DENIED}
+    spec = {"failurePolicy": "Fail", "matchConstraints": {"resourceRules": [rule]}, "validations": [validation]}
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": place.namespace}}
+    binding = {"policyName": name, "validationActions": ["Deny"], "matchResources": {"namespaceSelector": selector}}
+    kinds = (("validatingadmissionpolicies", spec), ("validatingadmissionpolicybindings", binding))
+    paths = [(f"/apis/admissionregistration.k8s.io/v1/{plural}", content) for plural, content in kinds]
+    for path, content in paths:
+        assert place.server.request("POST", path, {"metadata": {"name": name}, "spec": content})[0] == 201
+    try:
+        yield
+    finally:
+        for path, _ in paths:
+            place.server.request("DELETE", f"{path}/{name}")
+
+
+async def denied(place: Any, pod: str) -> bool:
+    """Whether the policy is in force."""
+    change = {"metadata": {"annotations": {"example.org/seen": str(time.monotonic())}}}
+    try:
+        await place.client.patch(POD, place.namespace, pod, change)
+    except ApiError as error:
+        return DENIED in str(error)
+    return False
+
+
+async def events(place: Any, reason: str) -> list[str]:
+    path = f"/apis/events.k8s.io/v1/namespaces/{place.namespace}/events"
+    return [one["note"] for one in place.server.request("GET", path)[1]["items"] if one["reason"] == reason]
+
+
+async def test_a_job_is_suspended_although_its_pods_may_not_be_annotated(
+    place: Any, nodes: Any, run_operator: Any
+) -> None:
+    async with run_operator():
+        await place.submit()
+        pod = (await place.rollouts(2))[0]["metadata"]["name"]
+        async with pods_kept_as_they_are(place, "UPDATE"):
+            await place.until("the policy is in force", lambda: denied(place, pod))
+            await place.client.patch(JOB, place.namespace, "job", {"spec": {"suspend": True}})
+            await place.until("the rollouts go", lambda: gone(place), deadline_s=30.0)
+            notes = await place.until("it is an event", lambda: events(place, "Refused"))
+            assert DENIED in notes[0]
+
+
+async def gone(place: Any) -> bool:
+    return not [pod for pod in await place.pods("rollout") if "deletionTimestamp" not in pod["metadata"]]
+
+
+async def test_the_status_is_written_although_a_pod_may_not_be_deleted(
+    place: Any, nodes: Any, run_operator: Any
+) -> None:
+    async with run_operator():
+        await place.submit(scaling={"mode": "Manual"})
+        await place.rollouts(2)
+        async with pods_kept_as_they_are(place, "DELETE"):
+            await asyncio.sleep(POLICY_S)
+            await place.client.patch(JOB, place.namespace, "job", {"spec": {"rollout": {"replicas": 1}}})
+            notes = await place.until("it is an event", lambda: events(place, "Refused"), deadline_s=30.0)
+            assert DENIED in notes[0]
+            await place.until("the status follows", lambda: observed(place, 2), deadline_s=30.0)
+
+
+async def observed(place: Any, generation: int) -> bool:
+    return bool((await place.job())["status"]["observedGeneration"] == generation)

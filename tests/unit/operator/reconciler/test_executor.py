@@ -222,6 +222,20 @@ async def test_what_comes_after_a_failure_is_not_begun() -> None:
     assert {method for method, _ in transport.asked} == {"PATCH"}
 
 
+@pytest.mark.parametrize("status", [400, 403, 422])
+async def test_what_may_not_be_changed_is_an_event_and_what_follows_is_done(status: int) -> None:
+    """A job that is suspended gives its machines back, whatever a policy says of annotations."""
+    no = Answer(status, {"message": "the policy forbids it"})
+    act, cache, transport, recorder = actor(no, Answer(200, {"kind": "Status", "status": "Success"}))
+    cache.observe(POD, pod("j-r-1"))
+    annotate = Annotate("j-r-1", "uid-j-r-1", annotations={"polyrl.dev/released": "why"}, why="it is released")
+    outcome = await act.execute(OWNER, [annotate, Delete("Pod", "j-r-1", uid="uid-j-r-1", why="why")])
+    assert (outcome.denied, outcome.refusal) == (True, "")
+    assert [method for method, _ in transport.asked] == ["PATCH", "DELETE"]
+    assert [(one.reason, one.type) for one in recorder.recorded] == [(EventReason.REFUSED, "Warning")]
+    assert "the policy forbids it" in recorder.recorded[0].message
+
+
 async def test_a_pod_that_was_deleted_is_leaving_until_the_watch_says_that_it_is_gone() -> None:
     act, cache, _, _ = actor(Answer(200, {"kind": "Status", "status": "Success"}))
     cache.observe(POD, pod("j-r-1"))
