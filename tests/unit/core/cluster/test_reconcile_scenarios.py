@@ -338,6 +338,35 @@ def test_an_eviction_for_the_nodes_sake_is_a_preemption(scenario: Scenario) -> N
     assert (scenario.status.rollout.preemptions, scenario.status.rollout.failures) == (1, 0)
 
 
+def hourly_price(scenario: Scenario) -> float:
+    """Of rollouts that hold a node and were not asked to go."""
+    pods = [pod for pod in scenario.cluster.pods(Role.ROLLOUT) if "deletionTimestamp" not in pod["metadata"]]
+    on_nodes = [pod for pod in pods if pod["spec"].get("nodeName") and not is_ended(pod)]
+    return sum(PRICES[pod["metadata"]["labels"][names.LABEL_POOL]] for pod in on_nodes)
+
+
+PRICES = {"spot": 1.0, "on-demand": 3.0}
+BUDGET = 6.0
+
+
+def test_spot_that_comes_back_beside_stand_ins_is_within_the_budget_while_it_still_starts() -> None:
+    capacity = {"policy": "SpotPreferred", "fallback": {"enabled": True, "afterSeconds": 30}}
+    fleet = {"replicas": 2, "minReplicas": 0, "pendingTimeoutSeconds": 60, "capacity": capacity}
+    scaling = {"mode": "Manual", "objective": "ThroughputUnderBudget", "budgetPerHour": BUDGET}
+    prices = {"spotPerHour": PRICES["spot"], "onDemandPerHour": PRICES["on-demand"]}
+    scenario = Scenario(raw_job(fleet, scaling=scaling, pricing=prices))
+    scenario.cluster.room["spot"] = 0
+    scenario.go(200)
+    assert hourly_price(scenario) == BUDGET, "two stand-ins"
+    scenario.cluster.unheard |= {f"j-r-{number}" for number in range(4, 100)}
+    scenario.cluster.room["spot"] = 8
+    prices_seen = []
+    for _ in range(100):
+        scenario.go(1)
+        prices_seen.append(hourly_price(scenario))
+    assert sum(price > BUDGET for price in prices_seen) <= 1, "but for the reconcile that sees it"
+
+
 def test_manager_is_replaced_when_it_ended_or_is_gone(scenario: Scenario) -> None:
     scenario.cluster.end_pod("j-manager-1", 1, "Evicted")
     scenario.go(15)
