@@ -12,6 +12,8 @@ import pytest
 from prometheus_client import generate_latest
 
 import polyrl_operator.api.client as client_module
+from polyrl.cluster.actions import RecordEvent
+from polyrl.cluster.reasons import EventReason
 from polyrl.cluster.resources.owner import Settings
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB, KINDS
@@ -96,8 +98,11 @@ def merged(old: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 class Mute:
     """Plays events, and the poller of a manager that is not there."""
 
-    def record(self, *_: object) -> None:
-        return None
+    def __init__(self) -> None:
+        self.recorded: list[RecordEvent] = []
+
+    def record(self, _: object, event: RecordEvent) -> None:
+        self.recorded.append(event)
 
     def follow(self, *_: object, **__: object) -> None:
         return None
@@ -146,6 +151,18 @@ async def test_a_new_job_is_dry_run_then_made_then_reported_once() -> None:
     assert server.asked[-1] == "status"
     assert accepted(server) == ("True", "Valid")
     assert server.job["status"]["rollout"]["desiredReplicas"] == 3
+
+
+async def test_a_job_that_is_not_understood_is_an_event_as_well() -> None:
+    reconciler, server, cache = operator()
+    server.job["spec"]["recipe"]["mode"] = "nonsense"
+    cache.observe(JOB, server.job | {"metadata": server.job["metadata"] | {"resourceVersion": "2"}})
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    assert accepted(server) == ("False", "Invalid")
+    [event] = reconciler._executor._events.recorded  # type: ignore[attr-defined]
+    assert (event.reason, event.type) == (EventReason.REFUSED, "Warning")
+    assert "spec.recipe.mode" in event.message
 
 
 async def test_a_job_whose_pods_are_refused_gets_one_event_and_nothing_is_made() -> None:
