@@ -17,16 +17,7 @@ from dataclasses import replace
 
 from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
-from polyrl.cluster.actions import (
-    Action,
-    Annotate,
-    Create,
-    Delete,
-    MakeEngineKeys,
-    MakeKeys,
-    ReconcileResult,
-    RenewCertificate,
-)
+from polyrl.cluster.actions import Action, Annotate, Create, Delete, MakeEngineKeys, ReconcileResult, RenewCertificate
 from polyrl.cluster.autoscaling import ScaleDecision, between_steps, scale_decision, stale_at
 from polyrl.cluster.fleet.certificate import renewal
 from polyrl.cluster.fleet.plan import ended_engines, fleet_plan, release_rollouts, rollout_keys, vanished
@@ -180,6 +171,7 @@ def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileS
     listed = {one.pod.uid for one in assessment.fleet if one.engine is not None}
     deleted = {action.uid for action in actions if isinstance(action, Delete)}
     deleted |= {one.pod.uid for one in assessment.in_state(PodState.DELETING)}
+    enough = len(assessment.live) >= assessment.scale.desired_replicas
     numbers = {uid: pod.loss_number for uid, pod in state.last_seen.items()}
     for action in actions:
         if isinstance(action, Annotate) and names.ANNOTATION_COUNTED in action.annotations:
@@ -188,7 +180,8 @@ def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileS
         state,
         hashes=ctx.hashes,
         began_at=ctx.now if state.began_at is None else state.began_at,
-        refusal=state.refusal if _still_refused(assessment, actions) else None,
+        # What pods cannot do without is asked for in this very reconcile, unless it is wanted no longer.
+        refusal=None if enough or assessment.refused_child else state.refusal,
         last_seen={pod.uid: _last_seen(assessment, pod, deleted, loss_number=numbers.get(pod.uid, "")) for pod in pods},
         nodes=frozenset(ctx.facts.nodes) | (state.nodes & bound),
         absent_since={node: state.absent_since.get(node, ctx.now) for node in bound - ctx.facts.nodes.keys()},
@@ -201,14 +194,6 @@ def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileS
         keys_made=(state.keys_made & uids)
         | {uid for action in actions if isinstance(action, MakeEngineKeys) for _, uid in action.pods},
     )
-
-
-def _still_refused(assessment: Assessment, actions: Iterable[Action]) -> bool:
-    """Whether what was refused is still wanted."""
-    if assessment.refused_child:
-        makes = (action for action in actions if isinstance(action, Create | MakeKeys | MakeEngineKeys))
-        return any(not isinstance(action, Create) or action.object["kind"] != "Pod" for action in makes)
-    return len(assessment.live) < assessment.scale.desired_replicas
 
 
 def _last_seen(assessment: Assessment, pod: PodFacts, deleted: set[str], loss_number: str) -> LastSeenPod:

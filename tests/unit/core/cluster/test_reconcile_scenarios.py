@@ -338,6 +338,14 @@ def test_an_eviction_for_the_nodes_sake_is_a_preemption(scenario: Scenario) -> N
     assert (scenario.status.rollout.preemptions, scenario.status.rollout.failures) == (1, 0)
 
 
+def test_a_refusal_of_what_is_wanted_no_longer_holds_up_no_replacement(scenario: Scenario) -> None:
+    now = scenario.cluster.now
+    scenario.operator.state = scenario.operator.state.with_refusal("NetworkPolicy j-rollout: no", now, of_pods=False)
+    scenario.delete("j-r-1", 0)
+    scenario.go(5)
+    assert scenario.names() == ["j-r-2", "j-r-3", "j-r-4"]
+
+
 def hourly_price(scenario: Scenario) -> float:
     """Of rollouts that hold a node and were not asked to go."""
     pods = [pod for pod in scenario.cluster.pods(Role.ROLLOUT) if "deletionTimestamp" not in pod["metadata"]]

@@ -255,3 +255,20 @@ async def test_no_pod_starts_without_what_the_api_server_refuses_and_the_status_
     assert len(cache.pods(KEY, "job-uid")) == 4
     trainer = next(one for one in server.job["status"]["conditions"] if one["type"] == "TrainerReady")
     assert trainer["reason"] == "Starting"
+
+
+@pytest.mark.parametrize("replicas", [0, 3])
+async def test_what_is_refused_and_wanted_no_longer_holds_up_no_pod(replicas: int) -> None:
+    reconciler, server, cache = operator(replicas)
+    server.forbidden = {"NetworkPolicy"}
+    for _ in range(3):
+        await reconciler.reconcile(KEY)
+    assert cache.pods(KEY, "job-uid") == []
+    server.job["spec"]["networkPolicy"] = {"mode": "None"}
+    server.job["metadata"] |= {"generation": 2, "resourceVersion": "1000"}
+    cache.observe(JOB, server.job)
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    assert len(cache.pods(KEY, "job-uid")) == 1 + replicas
+    conditions = {one["type"]: one["reason"] for one in server.job["status"]["conditions"]}
+    assert conditions["TrainerReady"] == "Starting"
