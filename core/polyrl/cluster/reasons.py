@@ -126,7 +126,7 @@ class EventReason(StrEnum):
     ACCEPTED = "Accepted"
     """The job is understood, and the API server takes its pods."""
     REFUSED = "Refused"
-    """It is not."""
+    """It is not, or something of it may not be changed."""
     ROLLOUT_CREATED = "RolloutCreated"
     """Pods of rollouts are made."""
     ROLLOUT_RELEASED = "RolloutReleased"

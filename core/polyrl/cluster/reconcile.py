@@ -171,6 +171,7 @@ def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileS
     listed = {one.pod.uid for one in assessment.fleet if one.engine is not None}
     deleted = {action.uid for action in actions if isinstance(action, Delete)}
     deleted |= {one.pod.uid for one in assessment.in_state(PodState.DELETING)}
+    enough = len(assessment.live) >= assessment.scale.desired_replicas
     numbers = {uid: pod.loss_number for uid, pod in state.last_seen.items()}
     for action in actions:
         if isinstance(action, Annotate) and names.ANNOTATION_COUNTED in action.annotations:
@@ -179,7 +180,8 @@ def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileS
         state,
         hashes=ctx.hashes,
         began_at=ctx.now if state.began_at is None else state.began_at,
-        refusal=None if len(assessment.live) >= assessment.scale.desired_replicas else state.refusal,
+        # What pods cannot do without is asked for in this very reconcile, unless it is wanted no longer.
+        refusal=None if enough or assessment.refused_child else state.refusal,
         last_seen={pod.uid: _last_seen(assessment, pod, deleted, loss_number=numbers.get(pod.uid, "")) for pod in pods},
         nodes=frozenset(ctx.facts.nodes) | (state.nodes & bound),
         absent_since={node: state.absent_since.get(node, ctx.now) for node in bound - ctx.facts.nodes.keys()},

@@ -46,6 +46,8 @@ class Refusal:
     message: str
     at: float
     times: int = 1
+    of_pods: bool = True
+    """False: it was of something that pods cannot do without, and none was asked for."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,17 @@ class ReconcileState:
     dry_run_at: float | None = None
     """When the dry run that was refused was asked for."""
     refusal: Refusal | None = None
-    """The last refusal of a pod: a quota, a webhook, Pod Security."""
+    """The last refusal: a quota, a webhook, Pod Security."""
 
     def with_drain_confirmed(self, uid: str) -> ReconcileState:
         """This state after the manager confirmed the drain of a pod."""
         return replace(self, drains_confirmed=self.drains_confirmed | {uid})
 
-    def with_refusal(self, message: str, now: float) -> ReconcileState:
-        """This state after the API server refused a creation, for a reason other than that the name is taken."""
+    def with_refusal(self, message: str, now: float, *, of_pods: bool = True) -> ReconcileState:
+        """This state after the API server refused a creation."""
         times = 1 if self.refusal is None else self.refusal.times + (now > self.refusal.at)
         # It may have been one of those Secrets; to make one again is harmless.
-        return replace(self, refusal=Refusal(message, now, times=times), keys_made=frozenset())
+        return replace(self, refusal=Refusal(message, now, times=times, of_pods=of_pods), keys_made=frozenset())
 
     def without_refusal(self) -> ReconcileState:
         """This state after the API server accepted a creation."""

@@ -29,9 +29,6 @@ log = structlog.get_logger(__name__)
 REMEMBERED: Final = 4096
 """Events whose repeats are counted; older ones are recorded anew."""
 
-WINDOW_S: Final = 360.0
-"""After which a repeat is a new Event."""
-
 RECOUNT_S: Final = 10.0
 """Least time between two updates of one Event's count."""
 
@@ -47,7 +44,6 @@ NOTE_LENGTH: Final = 1024
 
 @dataclass
 class _Series:
-    first_at: float
     sent_at: float
     count: int = 1
 
@@ -61,12 +57,12 @@ class EventAggregator:
     def count(self, name: str, now: float) -> int | None:
         """1: create it; more: it exists, raise its count to this; None: counted, but written later."""
         series = self._series.get(name)
-        if series is None or now - series.first_at > WINDOW_S:
-            self._series[name] = _Series(now, now)
-            self._series.move_to_end(name)
+        if series is None:
+            self._series[name] = _Series(now)
             if len(self._series) > REMEMBERED:
                 self._series.popitem(last=False)
             return 1
+        self._series.move_to_end(name)
         series.count += 1
         if now - series.sent_at < RECOUNT_S:
             return None
@@ -115,7 +111,13 @@ class Events:
                     raise
                 count = 2
         series = {"series": {"count": count, "lastObservedTime": event["eventTime"]}}
-        await self._client.patch(EVENT, event["metadata"]["namespace"], event["metadata"]["name"], series)
+        try:
+            await self._client.patch(EVENT, event["metadata"]["namespace"], event["metadata"]["name"], series)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            # API servers keep an Event for an hour: after that a repeat is news.
+            await self._client.create(event)
 
     def _object(self, job: Owner, event: RecordEvent, name: str) -> Object:
         at = datetime.fromtimestamp(self._client.clock.now(), UTC)

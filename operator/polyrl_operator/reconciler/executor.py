@@ -1,8 +1,9 @@
 """Executes what was decided: the one place that changes anything in a cluster.
 
 Actions are taken in order; neighbours of one type on one kind go side by side, as a hundred new pods should. Each may
-be repeated: a creation that meets its own object is done, one that meets a stranger's waits for it to go; deletions and
-annotations name a uid. What the API server refuses for good (quota, Pod Security, a webhook) is an answer, no error.
+be repeated: a creation that meets its own object is done, one that meets a namesake's waits for it to go; deletions and
+annotations name a uid. What the API server refuses for good (quota, Pod Security, a webhook, a stranger's name) is an
+answer, no error, and what comes after is done; but no pod is let start while it refuses what pods cannot do without.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Final
 
 import structlog
 
-from polyrl.cluster import actions
+from polyrl.cluster import actions, names
 from polyrl.cluster.actions import Action, Object
+from polyrl.cluster.reasons import EventReason
 from polyrl.cluster.resources.owner import Owner
 from polyrl.errors import InvalidData
 from polyrl_operator.api.client import ApiError, Client
@@ -37,6 +39,14 @@ JOB_CONCURRENCY: Final = 16
 REFUSED: Final = frozenset({400, 403, 404, 413, 422})
 """Statuses that mean no: quota, Pod Security, a webhook, a namespace that ends, an object that is too large."""
 
+DENIED: Final = REFUSED - {404}
+"""The same where something is changed; what is not there is another matter."""
+
+CHANGES: Final = (actions.Annotate, actions.Apply, actions.Delete, actions.SuspendTrainer)
+"""Of what is there already."""
+
+ABOUT_NEW_PODS: Final = (EventReason.ROLLOUT_CREATED, EventReason.FALLBACK_ON_DEMAND)
+
 NO_ACCOUNT: Final = 'serviceaccount "default" not found'
 """In the API server's words, when a namespace has no default account."""
 
@@ -49,6 +59,13 @@ OTHER_GENERATION: Final = (
 class NameTaken(ApiError):
     """The name belongs to an object that is not this job's: mostly a namesake's, which the garbage collector takes."""
 
+    def __init__(self, kind: ResourceKind, name: str, stored: Object | None) -> None:
+        metadata = {} if stored is None else stored["metadata"]
+        of_namesake = metadata.get("ownerReferences") and names.LABEL_JOB in metadata.get("labels", {})
+        self.kind, self.stays = kind, bool(metadata) and not (of_namesake or "deletionTimestamp" in metadata)
+        advice = "; delete it, or give the job another name" if self.stays else ""
+        super().__init__(409, "AlreadyExists", f"{kind.name} {name} is there and is not of this PolyRLJob{advice}")
+
 
 @dataclass
 class ExecutionResult:
@@ -57,8 +74,17 @@ class ExecutionResult:
     created: int = 0
     refusal: str = ""
     """The API server's message, when it refused a creation."""
+    incomplete: bool = False
+    """It refused something that pods cannot do without; that refusal is the one above."""
+    denied: bool = False
+    """It refused to let something be changed or deleted."""
     dry_run: str | None = None
     """Answer to a DryRun: its refusal, or empty."""
+
+    def refuse(self, kind: ResourceKind, message: str) -> None:
+        """Notes what the API server said."""
+        if not self.incomplete:
+            self.refusal, self.incomplete = message, kind is not POD
 
 
 class Executor:
@@ -72,16 +98,26 @@ class Executor:
         """Raises ApiError or NotLeader at the first action that failed; those after it were not begun."""
         result, own_slots = ExecutionResult(), asyncio.Semaphore(JOB_CONCURRENCY)
         for _, group in groupby(decided, key=_type_and_kind):
-            batch = list(group)
+            batch = [action for action in group if not _is_withheld(action, result)]
             for action in batch:
                 log.info("action", job=f"{owner.namespace}/{owner.name}", action=str(action))
             done = await asyncio.gather(
                 *(self._one(owner, action, result, own_slots) for action in batch), return_exceptions=True
             )
-            for error in done:
-                if isinstance(error, BaseException):
+            for action, error in zip(batch, done, strict=True):
+                if isinstance(error, NameTaken) and error.stays:
+                    result.refuse(error.kind, str(error))
+                elif isinstance(action, CHANGES) and isinstance(error, ApiError) and error.status in DENIED:
+                    self._denied(owner, action, error, result)
+                elif isinstance(error, BaseException):
                     raise error
         return result
+
+    def _denied(self, owner: Owner, action: Action, error: ApiError, result: ExecutionResult) -> None:
+        """What else is to be done is done: a policy that came later would hold up the release of machines."""
+        result.denied = True
+        event = actions.RecordEvent(EventReason.REFUSED, f"{action}: {error}", type="Warning")
+        self._events.record(owner, event)
 
     async def _one(self, owner: Owner, action: Action, result: ExecutionResult, own_slots: asyncio.Semaphore) -> None:
         match action:
@@ -138,7 +174,7 @@ class Executor:
             elif generation_of(_checked(owner.uid, SECRET, name, stored)) == root["metadata"]["uid"]:
                 self._cache.observe(SECRET, stored)
             else:
-                result.refusal = OTHER_GENERATION.format(name=name, root=action.name)
+                result.refuse(SECRET, OTHER_GENERATION.format(name=name, root=action.name))
                 return
         for copy in absent:
             await self._create(owner, copy, result)
@@ -185,7 +221,7 @@ class Executor:
             stored = await self._client.create(item)
         except ApiError as error:
             if error.status in REFUSED:
-                result.refusal = f"{kind.name} {name}: {error}"
+                result.refuse(kind, f"{kind.name} {name}: {error}")
                 return None
             if error.status != 409:
                 raise
@@ -232,7 +268,7 @@ def _checked(uid: str, kind: ResourceKind, name: str, stored: Object | None) -> 
     """The object that has the name already, when the job, or the pod, of this uid owns it."""
     owners = [] if stored is None else stored["metadata"].get("ownerReferences") or []
     if stored is None or uid not in {one["uid"] for one in owners}:
-        raise NameTaken(409, "AlreadyExists", f"{kind.name} {name} is there and is not of this PolyRLJob")
+        raise NameTaken(kind, name, stored)
     return stored
 
 
@@ -242,6 +278,19 @@ def _with_default_account(owner: Owner, item: Object) -> Object:
     if item["kind"] != POD.name or spec.get("serviceAccountName") != owner.name:
         return item
     return item | {"spec": {key: value for key, value in spec.items() if key != "serviceAccountName"}}
+
+
+def _is_withheld(action: Action, result: ExecutionResult) -> bool:
+    """Without its network rules a pod is not isolated, without claims and keys it waits and costs; and no event reports
+    pods that were refused."""
+    match action:
+        case actions.Create():
+            return result.incomplete and action.object["kind"] in WATCHED
+        case actions.SuspendTrainer():
+            return result.incomplete and not action.suspend
+        case actions.RecordEvent():
+            return bool(result.refusal) and action.reason in ABOUT_NEW_PODS
+    return result.incomplete and isinstance(action, actions.MakeEngineKeys)
 
 
 def _type_and_kind(action: Action) -> tuple[type[Action], str]:

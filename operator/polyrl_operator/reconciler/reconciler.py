@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 
@@ -21,6 +21,7 @@ from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.resources.owner import Owner, Settings
 from polyrl.cluster.state import ReconcileState
 from polyrl.errors import PolyRLError
+from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import Role
 from polyrl_operator.api.client import ApiError, Client, NotLeader
 from polyrl_operator.api.kinds import JOB
@@ -197,19 +198,21 @@ class Reconciler:
         )
 
     async def _act(self, facts: JobFacts, decided: ReconcileResult) -> ExecutionResult:
-        if not decided.actions or facts.job is None:
-            return ExecutionResult()
-        owner = Owner(facts.name, facts.namespace, uid=facts.uid, job=facts.job, settings=self._settings)
+        # Of a job that cannot be read only Events are decided.
+        job = cast(PolyRLJob, facts.job)
+        owner = Owner(facts.name, facts.namespace, uid=facts.uid, job=job, settings=self._settings)
         return await self._executor.execute(owner, decided.actions)
 
     def _remember(
         self, key: JobKey, state: JobState, facts: JobFacts, decided: ReconcileResult, done: ExecutionResult
     ) -> None:
         state.reconcile_state = decided.state
-        state.refused |= bool(done.refusal)
+        state.refused |= bool(done.refusal) or done.denied
         if done.refusal:
             log.warning("refused", job=str(key), message=done.refusal)
-            state.reconcile_state = state.reconcile_state.with_refusal(done.refusal, self._now())
+            state.reconcile_state = state.reconcile_state.with_refusal(
+                done.refusal, self._now(), of_pods=not done.incomplete
+            )
         elif done.created:
             state.reconcile_state = state.reconcile_state.without_refusal()
         if done.dry_run is not None:

@@ -79,7 +79,9 @@ def fleet_plan(
 ) -> FleetPlan:
     """For a fleet of `desired`, at a `boundary` between two steps or not. `missing` rollouts of the last reconcile are
     counted in this one without being numbered."""
-    max_on_demand = affordable_on_demand(ctx.spec, desired)
+    # A spot pod that got its node beside stand-ins costs from then on, and not when it serves.
+    placed = sum(one.live and one.pod.scheduled_at is not None for one in fleet)
+    max_on_demand = affordable_on_demand(ctx.spec, max(desired, placed))
     whole = capacity_split(fleet, desired, ctx.spec.rollout, views, ctx.now, max_on_demand)
     split = limited(whole)
     every = _leaving(ctx, fleet, desired, views, split, boundary)

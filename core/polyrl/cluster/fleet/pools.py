@@ -93,10 +93,12 @@ def restart_at(status: PoolStatus) -> float | None:
     return failed_at + min(MAX_RESTART_S, FIRST_RESTART_S * 2.0 ** (status.failed_starts - 1))
 
 
-def refused_until(refusal: Refusal | None) -> float | None:
-    """When the API server is asked again to create pods."""
+def refused_until(refusal: Refusal | None, now: float) -> float | None:
+    """When the API server is asked again to create pods; not before what they cannot do without is there."""
     if refusal is None:
         return None
+    if not refusal.of_pods:
+        return now + FIRST_REFUSAL_S
     return refusal.at + min(MAX_REFUSAL_S, FIRST_REFUSAL_S * 2.0 ** (refusal.times - 1))
 
 
@@ -115,7 +117,7 @@ def _view(
     pushed_out = any(pod.pool is pool and pod.disruption == SCHEDULER for pod in preempted)
     capacity = _capacity(prior, ctx, live, pushed_out)
     status = _restarts(capacity.status, ctx, live, [pod for pod in failed if pod.pool is pool])
-    holds = [restart_at(status), refused_until(ctx.state.refusal)]
+    holds = [restart_at(status), refused_until(ctx.state.refusal, ctx.now)]
     waits = [hold for hold in holds if hold is not None and hold > ctx.now]
     waiting = sum(one.state is PodState.PENDING for one in live) - len(capacity.surplus)
     probe = 0 if waiting > 0 else 1

@@ -237,7 +237,8 @@ def _pod_signals(pod: PodFacts) -> Iterator[DisruptionSignal]:
     if pod.disruption:
         kind = _EVICTED_BY.get(pod.disruption, DisruptionKind.UNKNOWN)
         yield DisruptionSignal(_if_shutdown(pod, kind), True, why=f"disruption target: {pod.disruption}")
-    if pod.ended and pod.reason in (*_SHUTDOWN, "NodeLost", "Evicted", "Preempting"):
+    # `Evicted` without a DisruptionTarget is the pod's own fault: it wrote more than its volumes may hold.
+    if pod.ended and pod.reason in (*_SHUTDOWN, "NodeLost", "Preempting"):
         kind = DisruptionKind.LOST if pod.reason == "NodeLost" else _if_shutdown(pod, DisruptionKind.EVICTION)
         yield DisruptionSignal(kind, True, why=f"ended by the kubelet: {pod.reason}")
     if pod.deletion_at is not None:

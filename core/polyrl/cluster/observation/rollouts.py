@@ -172,6 +172,8 @@ def _ended(pod: PodFacts, ctx: ReconcileContext) -> str:
     lived = pod.uid in ctx.state.registered or ctx.now - pod.created_at >= OF_USE_S
     if pod.phase is PodPhase.SUCCEEDED:
         return "" if lived else "it ended with status 0 before it was of use"
+    if pod.reason == "Evicted":
+        return "the kubelet evicted it, not for its node's sake: it wrote more than a volume of it may hold"
     bad = next((end for end in pod.exits if end.code != 0), None)
     if bad is None:
         return f"the kubelet refused it: {pod.reason}" if pod.reason else "it ended, and nobody says why"

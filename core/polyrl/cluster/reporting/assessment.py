@@ -49,6 +49,12 @@ class Assessment:
         return len(self.in_state(PodState.SERVING))
 
     @property
+    def refused_child(self) -> str:
+        """What the API server said when it refused what pods cannot do without; empty: it did not."""
+        refusal = self.ctx.state.refusal
+        return "" if refusal is None or refusal.of_pods else refusal.message
+
+    @property
     def unreachable(self) -> bool:
         """The manager answered once, and has failed several polls since."""
         manager = self.ctx.facts.manager

@@ -118,6 +118,8 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
     if assessment.trainer_ready:
         return _draft(True, ConditionReason.READY, "the trainer is ready")
     newest = assessment.ctx.facts.of_role(Role.TRAINER)[-1:]
+    if refused := _refused_child(assessment):
+        return refused
     for pod, notice in assessment.trainers_disrupted:
         if pod in newest:
             return _draft(False, ConditionReason.DISRUPTED, f"{pod.name} is taken away: {notice.why}")
@@ -142,6 +144,12 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
     return _draft(False, ConditionReason.STARTING, "the trainer starts")
 
 
+def _refused_child(assessment: Assessment) -> ConditionDraft | None:
+    message = assessment.refused_child
+    word = ConditionReason.QUOTA_EXCEEDED if QUOTA in message else ConditionReason.REFUSED
+    return _draft(False, word, f"no pod starts without it: {message[:REASON_LENGTH]}") if message else None
+
+
 def _not_pulled(pods: Sequence[PodFacts]) -> ConditionDraft | None:
     """The first pod that waits for an image in vain. Kubelets try for ever and tell two reasons in turns, which would
     write the status each time; so this sentence names none."""
@@ -160,6 +168,8 @@ def _rollout_available(assessment: Assessment) -> ConditionDraft:
     need = max(1, assessment.ctx.spec.rollout.min_replicas)
     if serving >= need:
         return _draft(True, ConditionReason.REGISTERED, f"at least {need} rollouts serve")
+    if refused := _refused_child(assessment):
+        return refused
     if unpulled := _not_pulled([one.pod for one in assessment.in_state(PodState.STARTING)]):
         return unpulled
     failing = [view.status for view in assessment.views if view.status.failed_starts >= FAILED_STARTS_LIMIT]

@@ -3,7 +3,8 @@
 ours always       command, name of the first container, restartPolicy, grace, our labels
 ours unless named image, resource by resource, environment by variable, mounts by path, securityContext by field
 ours, image, variables and mounts as in the first: what runs before it
-both              volumes, tolerations, node requirements (theirs and ours must hold), further containers
+both              volumes, tolerations, node requirements (theirs and ours must hold)
+theirs            further containers, as sidecars of Kubernetes: beside a plain one a trainer that is done would run on
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ def merged_metadata(theirs: Fields, labels: Fields, annotations: Fields) -> Fiel
 
 def merged_spec(theirs: Fields, ours: Fields, placement: Placement) -> Fields:
     """The pod's spec. `ours` holds one container, volumes, and what is forced."""
-    further = theirs.get("containers", [])[1:]
+    beside = [{**_restricted(one), "restartPolicy": "Always"} for one in theirs.get("containers", [])[1:]]
     spec = {**ours["defaults"], **theirs, **ours["forced"]}
     spec["securityContext"] = {**ours["securityContext"], **theirs.get("securityContext", {})}
-    spec["containers"] = [_first(theirs, ours["container"]), *(_restricted(one) for one in further)]
+    spec["containers"] = [_first(theirs, ours["container"])]
     spec["volumes"] = [*theirs.get("volumes", []), *ours["volumes"]]
-    if before := [*map(_restricted, theirs.get("initContainers", [])), *_of_ours_before(theirs, ours)]:
+    if before := [*map(_restricted, theirs.get("initContainers", [])), *beside, *_of_ours_before(theirs, ours)]:
         spec["initContainers"] = before
     spec["tolerations"] = [*theirs.get("tolerations", []), *placement.tolerations]
     if placement.required:

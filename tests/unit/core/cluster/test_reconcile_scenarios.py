@@ -317,6 +317,64 @@ def test_deadline_counts_running_time_only() -> None:
     assert ("Job", "j-trainer") in scenario.cluster.objects
 
 
+def test_rollouts_that_overrun_their_own_volumes_are_failures_and_follow_ever_slower() -> None:
+    """The kubelet evicts such a pod without the condition DisruptionTarget."""
+    scenario = running(raw_job({"replicas": 1, "minReplicas": 0, "maxReplicas": 1}), seconds=0)
+    scenario.cluster.unheard |= {f"j-r-{number}" for number in range(100)}
+    for _ in range(60):
+        scenario.go(10)
+        for name in scenario.names():
+            if scenario.pod(name)["status"]["phase"] == "Running":
+                scenario.cluster.end_pod(name, 137, "Evicted")
+    rollout = scenario.status.rollout
+    assert rollout.preemptions == 0
+    assert 3 <= rollout.failures < 10, "10 s to 5 min apart"
+    assert any("wrote more than a volume" in event.message for event in scenario.operator.message)
+
+
+def test_an_eviction_for_the_nodes_sake_is_a_preemption(scenario: Scenario) -> None:
+    scenario.cluster.end_pod("j-r-1", 137, "Evicted", disruption="TerminationByKubelet")
+    scenario.go(5)
+    assert (scenario.status.rollout.preemptions, scenario.status.rollout.failures) == (1, 0)
+
+
+def test_a_refusal_of_what_is_wanted_no_longer_holds_up_no_replacement(scenario: Scenario) -> None:
+    now = scenario.cluster.now
+    scenario.operator.state = scenario.operator.state.with_refusal("NetworkPolicy j-rollout: no", now, of_pods=False)
+    scenario.delete("j-r-1", 0)
+    scenario.go(5)
+    assert scenario.names() == ["j-r-2", "j-r-3", "j-r-4"]
+
+
+def hourly_price(scenario: Scenario) -> float:
+    """Of rollouts that hold a node and were not asked to go."""
+    pods = [pod for pod in scenario.cluster.pods(Role.ROLLOUT) if "deletionTimestamp" not in pod["metadata"]]
+    on_nodes = [pod for pod in pods if pod["spec"].get("nodeName") and not is_ended(pod)]
+    return sum(PRICES[pod["metadata"]["labels"][names.LABEL_POOL]] for pod in on_nodes)
+
+
+PRICES = {"spot": 1.0, "on-demand": 3.0}
+BUDGET = 6.0
+
+
+def test_spot_that_comes_back_beside_stand_ins_is_within_the_budget_while_it_still_starts() -> None:
+    capacity = {"policy": "SpotPreferred", "fallback": {"enabled": True, "afterSeconds": 30}}
+    fleet = {"replicas": 2, "minReplicas": 0, "pendingTimeoutSeconds": 60, "capacity": capacity}
+    scaling = {"mode": "Manual", "objective": "ThroughputUnderBudget", "budgetPerHour": BUDGET}
+    prices = {"spotPerHour": PRICES["spot"], "onDemandPerHour": PRICES["on-demand"]}
+    scenario = Scenario(raw_job(fleet, scaling=scaling, pricing=prices))
+    scenario.cluster.room["spot"] = 0
+    scenario.go(200)
+    assert hourly_price(scenario) == BUDGET, "two stand-ins"
+    scenario.cluster.unheard |= {f"j-r-{number}" for number in range(4, 100)}
+    scenario.cluster.room["spot"] = 8
+    prices_seen = []
+    for _ in range(100):
+        scenario.go(1)
+        prices_seen.append(hourly_price(scenario))
+    assert sum(price > BUDGET for price in prices_seen) <= 1, "but for the reconcile that sees it"
+
+
 def test_manager_is_replaced_when_it_ended_or_is_gone(scenario: Scenario) -> None:
     scenario.cluster.end_pod("j-manager-1", 1, "Evicted")
     scenario.go(15)

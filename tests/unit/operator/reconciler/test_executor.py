@@ -189,11 +189,21 @@ async def test_a_creation_that_meets_its_own_object_is_done() -> None:
     assert len(cache.pods(KEY, "job-uid")) == 1
 
 
-async def test_a_creation_that_meets_a_strangers_object_waits_for_it_to_go() -> None:
+async def test_a_creation_that_meets_a_namesakes_object_waits_for_it_to_go() -> None:
     act, cache, _, _ = actor(TAKEN, Answer(200, pod("j-r-1", owner="former-uid")))
     with pytest.raises(NameTaken, match="Pod j-r-1 is there and is not of this PolyRLJob"):
         await act.execute(OWNER, [Create(pod("j-r-1"), "why")])
     assert cache.pods(KEY, "job-uid") == []
+
+
+@pytest.mark.parametrize("lacks", ["labels", "ownerReferences"], ids=["a stranger's", "left by cascade=orphan"])
+async def test_a_creation_that_meets_what_stays_is_refused_and_no_pod_is_made(lacks: str) -> None:
+    there = pod("j") | {"kind": "ServiceAccount"}
+    there["metadata"] |= {"ownerReferences": [{"uid": "other-uid"}]} | {lacks: type(there["metadata"][lacks])()}
+    act, _, transport, _ = actor(TAKEN, Answer(200, there))
+    outcome = await act.execute(OWNER, [Create(there, "why"), Create(pod("j-r-1"), "why")])
+    assert outcome.refusal.startswith("ServiceAccount j is there and is not of this PolyRLJob; delete it, or")
+    assert [method for method, _ in transport.asked] == ["POST", "GET"]
 
 
 async def test_a_refusal_for_good_is_an_answer_and_what_follows_is_done() -> None:
@@ -210,6 +220,20 @@ async def test_what_comes_after_a_failure_is_not_begun() -> None:
     with pytest.raises(ApiError):
         await act.execute(OWNER, [annotate, Delete("Pod", "j-r-1", uid="uid-j-r-1", why="it is counted")])
     assert {method for method, _ in transport.asked} == {"PATCH"}
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+async def test_what_may_not_be_changed_is_an_event_and_what_follows_is_done(status: int) -> None:
+    """A job that is suspended gives its machines back, whatever a policy says of annotations."""
+    no = Answer(status, {"message": "the policy forbids it"})
+    act, cache, transport, recorder = actor(no, Answer(200, {"kind": "Status", "status": "Success"}))
+    cache.observe(POD, pod("j-r-1"))
+    annotate = Annotate("j-r-1", "uid-j-r-1", annotations={"polyrl.dev/released": "why"}, why="it is released")
+    outcome = await act.execute(OWNER, [annotate, Delete("Pod", "j-r-1", uid="uid-j-r-1", why="why")])
+    assert (outcome.denied, outcome.refusal) == (True, "")
+    assert [method for method, _ in transport.asked] == ["PATCH", "DELETE"]
+    assert [(one.reason, one.type) for one in recorder.recorded] == [(EventReason.REFUSED, "Warning")]
+    assert "the policy forbids it" in recorder.recorded[0].message
 
 
 async def test_a_pod_that_was_deleted_is_leaving_until_the_watch_says_that_it_is_gone() -> None:

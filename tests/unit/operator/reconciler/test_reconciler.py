@@ -12,6 +12,8 @@ import pytest
 from prometheus_client import generate_latest
 
 import polyrl_operator.api.client as client_module
+from polyrl.cluster.actions import RecordEvent
+from polyrl.cluster.reasons import EventReason
 from polyrl.cluster.resources.owner import Settings
 from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB, KINDS
@@ -65,7 +67,8 @@ class Server:
     def _answer(self, method: str, url: str, body: Any) -> Answer:
         if method == "PATCH" and url.partition("?")[0].endswith("/status"):
             self.asked.append("status")
-            self.job |= {"status": self.job.get("status", {}) | body["status"], "metadata": self._stamped(self.job)}
+            status = merged(self.job.get("status", {}), body["status"])
+            self.job |= {"status": status, "metadata": self._stamped(self.job)}
             return Answer(200, self.job)
         if method == "GET":
             return Answer(404, {"message": "no copy of a key is there yet"})
@@ -86,11 +89,20 @@ class Server:
         return {"uid": f"uid-{metadata['name']}"} | metadata | {"resourceVersion": str(self._version)}
 
 
+def merged(old: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """RFC 7386."""
+    new = {key: merged(old.get(key) or {}, value) if isinstance(value, dict) else value for key, value in patch.items()}
+    return {key: value for key, value in (old | new).items() if value is not None}
+
+
 class Mute:
     """Plays events, and the poller of a manager that is not there."""
 
-    def record(self, *_: object) -> None:
-        return None
+    def __init__(self) -> None:
+        self.recorded: list[RecordEvent] = []
+
+    def record(self, _: object, event: RecordEvent) -> None:
+        self.recorded.append(event)
 
     def follow(self, *_: object, **__: object) -> None:
         return None
@@ -139,6 +151,18 @@ async def test_a_new_job_is_dry_run_then_made_then_reported_once() -> None:
     assert server.asked[-1] == "status"
     assert accepted(server) == ("True", "Valid")
     assert server.job["status"]["rollout"]["desiredReplicas"] == 3
+
+
+async def test_a_job_that_is_not_understood_is_an_event_as_well() -> None:
+    reconciler, server, cache = operator()
+    server.job["spec"]["recipe"]["mode"] = "nonsense"
+    cache.observe(JOB, server.job | {"metadata": server.job["metadata"] | {"resourceVersion": "2"}})
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    assert accepted(server) == ("False", "Invalid")
+    [event] = reconciler._executor._events.recorded  # type: ignore[attr-defined]
+    assert (event.reason, event.type) == (EventReason.REFUSED, "Warning")
+    assert "spec.recipe.mode" in event.message
 
 
 async def test_a_job_whose_pods_are_refused_gets_one_event_and_nothing_is_made() -> None:
@@ -207,3 +231,44 @@ async def test_nothing_is_kept_of_jobs_that_were_made_and_deleted() -> None:
     }
     assert not any(kept.values()), kept
     assert b"j-19" not in generate_latest(reconciler._metrics.registry)
+
+
+NEEDED = ("NetworkPolicy", "PersistentVolumeClaim", "Secret", "Service", "ConfigMap", "ServiceAccount", "Job")
+
+
+@pytest.mark.parametrize("kind", NEEDED)
+async def test_no_pod_starts_without_what_the_api_server_refuses_and_the_status_says_so(kind: str) -> None:
+    reconciler, server, cache = operator()
+    server.forbidden = {kind}
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    made = {pod.role.value for pod in cache.pods(KEY, "job-uid")}
+    assert made <= ({"manager"} if kind == "Job" else set()), "an open network, or machines that wait in vain"
+    conditions = {one["type"]: one for one in server.job["status"]["conditions"]}
+    for type_ in ("TrainerReady", "RolloutAvailable"):
+        assert (conditions[type_]["status"], conditions[type_]["reason"]) == ("False", "Refused")
+        assert kind in conditions[type_]["message"]
+        assert "is being terminated" in conditions[type_]["message"]
+    server.forbidden = set()
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    assert len(cache.pods(KEY, "job-uid")) == 4
+    trainer = next(one for one in server.job["status"]["conditions"] if one["type"] == "TrainerReady")
+    assert trainer["reason"] == "Starting"
+
+
+@pytest.mark.parametrize("replicas", [0, 3])
+async def test_what_is_refused_and_wanted_no_longer_holds_up_no_pod(replicas: int) -> None:
+    reconciler, server, cache = operator(replicas)
+    server.forbidden = {"NetworkPolicy"}
+    for _ in range(3):
+        await reconciler.reconcile(KEY)
+    assert cache.pods(KEY, "job-uid") == []
+    server.job["spec"]["networkPolicy"] = {"mode": "None"}
+    server.job["metadata"] |= {"generation": 2, "resourceVersion": "1000"}
+    cache.observe(JOB, server.job)
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    assert len(cache.pods(KEY, "job-uid")) == 1 + replicas
+    conditions = {one["type"]: one["reason"] for one in server.job["status"]["conditions"]}
+    assert conditions["TrainerReady"] == "Starting"

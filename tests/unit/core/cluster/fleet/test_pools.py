@@ -167,7 +167,7 @@ def test_refused_requests_are_repeated_slowly(build: Any, times: int, wait: floa
     state = ReconcileState()
     for number in range(times):
         state = state.with_refusal("exceeded quota", build.now - times + number + 1)
-    assert refused_until(state.refusal) == build.now + wait
+    assert refused_until(state.refusal, build.now) == build.now + wait
     assert spot(build, [], state=state).room == 0
     assert spot(build, [], state=state.without_refusal()).room == UNLIMITED
 
@@ -197,4 +197,4 @@ def test_no_capacity_for_two_hours_is_one_probe_at_a_time(build: Any) -> None:
 def test_unknown_fields_of_a_pool_are_plain() -> None:
     plain = PoolStatus.model_validate({"name": "spot"})
     assert restart_at(plain) is None
-    assert refused_until(None) is None
+    assert refused_until(None, 0.0) is None

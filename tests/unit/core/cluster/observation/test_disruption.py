@@ -83,7 +83,7 @@ def test_disruption_target(build: Any, reason: str, kind: str) -> None:
     [
         ("Terminated", "SpotInterruption"),
         ("NodeShutdown", "SpotInterruption"),
-        ("Evicted", "Eviction"),
+        ("Preempting", "Eviction"),
         ("NodeLost", "NodeLost"),
     ],
 )

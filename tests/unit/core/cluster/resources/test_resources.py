@@ -137,7 +137,9 @@ def test_whatever_a_user_writes_our_pods_stay_ours(drawn: dict[str, Any], preset
         assert first["command"][:2] == ["python", "-m"]
         assert first["securityContext"]["readOnlyRootFilesystem"] is True
         assert first["image"] == drawn["container"].get("image", first["image"])
-        assert [one["name"] for one in spec["containers"][1:]] == [one["name"] for one in drawn["sidecars"]]
+        assert spec["containers"] == [first], "a pod ends when ours does, and not when all do"
+        beside = [one["name"] for one in spec.get("initContainers", []) if one.get("restartPolicy") == "Always"]
+        assert beside == [one["name"] for one in drawn["sidecars"]]
 
 
 def test_a_pods_process_is_the_one_description_of_what_runs() -> None:
