@@ -25,6 +25,11 @@ class Lasting(Stage):
     def _current(self) -> Ledger:
         return self.ledger
 
+    def measured(self, name: str, step_s: float) -> None:
+        """How fast it is known to be."""
+        engine = self.ledger.state.engines[name]
+        engine.step_scale, engine.half_batch, engine.token_at = step_s, 64.0, self.now
+
     def loaded(self, name: str) -> int:
         """The engine serves version 1; how many samples it has then."""
         self.agent(name, WeightsLoaded(1, 0.1, load_seconds=LOADED_S, bytes_pulled=100))
@@ -80,3 +85,72 @@ def test_engines_at_the_version_before_take_what_may_have_it() -> None:
     stage.loaded("a")
     stage.submit(48, min_version=0, max_version=0)
     assert len(stage.placed()["wide"]) == 48
+
+
+def test_what_is_done_is_in_nobodys_share() -> None:
+    stage = Lasting(loaded_s=0.0)
+    stage.submit(64)
+    while stage.ledger.state.assignments:
+        stage.finish_all()
+    stage.now += LOADED_S
+    assert [stage.loaded(name) for name in "abcd"] == [4, 4, 4, 4]
+
+
+def test_who_has_no_weights_yet_is_awaited_for_a_moment_only() -> None:
+    stage = Lasting("a")
+    for name in ("new", "broken", "booting"):
+        stage.engine(name, version=-1)
+    assert stage.loaded("a") == 4
+    due = stage.ledger.next_due()
+    assert due is not None
+    stage.pass_time(due - stage.now)
+    assert stage.now < LOADED_S + 0.06
+    assert len(stage.placed()["a"]) == 16
+
+
+def test_what_is_submitted_long_after_the_first_load_is_not_shared() -> None:
+    stage = Stage()
+    for name in "ab":
+        stage.engine(name, max_running=16)
+    stage.publish(1)
+    stage.submit()
+    stage.now += LOADED_S
+    stage.agent("a", WeightsLoaded(1, 0.1, load_seconds=LOADED_S, bytes_pulled=100))
+    stage.pass_time_heard(20.0)
+    stage.submit(16, min_version=1, max_version=1)
+    assert len(stage.placed()["a"]) >= 15
+
+
+def test_who_has_its_share_is_awaited_where_others_are_far_slower() -> None:
+    stage = Lasting()
+    for name, step_s in (("a", 0.02), ("b", 0.2), ("c", 0.2)):
+        stage.measured(name, step_s)
+    assert [stage.loaded(name) for name in "abc"] == [4, 0, 0]
+    stage.pass_time(0.21)
+    assert len(stage.placed()["a"]) == 16
+
+
+def test_of_many_that_wait_for_the_faster_one_some_are_better_off_elsewhere() -> None:
+    stage = Lasting()
+    for name, step_s in (("a", 0.02), ("b", 0.022)):
+        stage.measured(name, step_s)
+    assert [stage.loaded(name) for name in "ab"] == [4, 4]
+
+
+def test_what_runs_moves_to_nobody_that_has_its_share() -> None:
+    stage = Lasting("ab", loaded_s=0.0)
+    stage.engine("slow", max_running=64)
+    for name, step_s in (("a", 0.02), ("slow", 0.5)):
+        stage.measured(name, step_s)
+    stage.drain("b", 1000.0)
+    stage.submit(24, max_version=1)
+    for name in ("a", "b"):
+        for sample in stage.placed()[name]:
+            stage.tokens(name, stage.number(sample), [5, 2], "stop")
+    stage.now += LOADED_S
+    stage.tokens("slow", 0, [])
+    running = len(stage.placed()["slow"])
+    assert running > 0
+    assert stage.loaded("a") == (16 + running) // 2
+    engine = stage.ledger.state.engines["a"]
+    assert engine.occupied == (16 + running) // 2
