@@ -358,7 +358,8 @@ class _Group:
                 continue
             best = min(self._offers, key=self._offers.__getitem__)
             if self._room.opens_in(state.engines[best]) > 0:
-                self._await_share(request, state.engines[best])
+                self._room.awaited[best] += 1
+                self._offer_again(request, state.engines[best])
             elif not self._waits(name, request, self._offers[best][1]):
                 self._give(name, request, state.engines[best])
 
@@ -414,13 +415,8 @@ class _Group:
         self._siblings[engine.name] = None
         self._offer_again(request, engine)
 
-    def _await_share(self, request: PlacementRequest, engine: LeasedEngine) -> None:
-        """It is better off waiting until that engine, which has its share of the newest weights', may get more."""
-        self._room.awaited[engine.name] += 1
-        self._offer_again(request, engine)
-
     def _offer_again(self, request: PlacementRequest, engine: LeasedEngine) -> None:
-        """It has got one more, or will."""
+        """It has got one more, or will when its share binds no longer."""
         if self._room.has_slot(engine):
             self._offer(request, engine)
         else:
