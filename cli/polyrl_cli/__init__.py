@@ -1,5 +1,6 @@
 """The `polyrl` command and the local runner.
 
+    start       where the command begins, before anything is loaded
     app         the command line: exit statuses, and which commands there are
     commands    their flags, and which module does what is asked for
     manifests   from a YAML file to a valid job, or to sentences about what is wrong

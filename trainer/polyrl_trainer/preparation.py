@@ -79,8 +79,8 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
     def buffer(datasets: Sequence[DatasetSpec], make: Callable[[DatasetSpec], list[Item]]) -> DataBuffer[Item]:
         sources = [make(dataset) for dataset in datasets]
         weights = [dataset.weight for dataset in datasets]
-        contents = [rows_digest(rows(dataset.path), dataset) for dataset in datasets]
-        return DataBuffer(sources, weights, seed=recipe.seed, shuffle=recipe.data.shuffle, contents=contents)
+        files = [(dataset.path, rows_digest(rows(dataset.path), dataset)) for dataset in datasets]
+        return DataBuffer(sources, weights, seed=recipe.seed, shuffle=recipe.data.shuffle, files=files)
 
     # Of the stage that has the last word; its first row speaks for all.
     newest = _newest_data(recipe)[0]

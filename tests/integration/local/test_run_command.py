@@ -124,6 +124,17 @@ def test_sft_with_evaluation_starts_the_reserved_engine_and_shows_what_the_rewar
     assert "exact match" not in done.stdout
 
 
+def test_who_interrupts_while_libraries_load_sees_no_traceback() -> None:
+    argv = [sys.executable, "-P", "-X", "importtime", "-c", "from polyrl_cli.start import main; main()", "ls"]
+    started = StartedProcess(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert started.stderr is not None
+    next(line for line in started.stderr if line.endswith(" typer\n"))
+    started.send_signal(signal.SIGINT)
+    _, printed = started.communicate(timeout=DEADLINE_S)
+    assert started.returncode == -signal.SIGINT
+    assert "Traceback" not in printed
+
+
 def test_a_missing_folder_to_resume_is_a_sentence(tmp_path: Path) -> None:
     done = run(tmp_path / "nowhere", resume=True)
     assert done.returncode == 2

@@ -38,17 +38,18 @@ class DataBuffer(Generic[Item]):
         *,
         seed: int,
         shuffle: bool = True,
-        contents: Sequence[str] = (),
+        files: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """`contents`: what tells each source's rows from others, such as a hash. Raises InvalidData when no source has
-        rows and weight."""
+        """`files`: of each source a name, and what tells its rows from others, such as a hash. Raises InvalidData when
+        no source has rows and weight."""
         self._sources = [list(source) for source in sources]
         usable = [weight if source else 0.0 for source, weight in zip(self._sources, weights, strict=True)]
         if sum(usable) <= 0:
             raise InvalidData("no data file with a weight above 0 has rows")
         self._shares = [weight / sum(usable) for weight in usable]
         self._seed = seed
-        self._contents = list(contents)
+        self._files = [name for name, _ in files]
+        self._contents = [content for _, content in files]
         self._shuffle = shuffle
         self._drawn = [0] * len(self._sources)
         self._returned: deque[tuple[int, int]] = deque()
@@ -82,12 +83,25 @@ class DataBuffer(Generic[Item]):
         """Goes to the place that `state` names. Raises InvalidData when it was saved over other data."""
         for name, value in self._identity().items():
             if state.get(name) != value:
-                raise InvalidData(
-                    f"the checkpoint's data cursor has {name} {state.get(name)}, this run's data has {value}; "
-                    "resume needs the same data files, weights, seed and shuffle"
+                fault = (
+                    self._changed_files(state)
+                    or f"the checkpoint's data cursor has {name} {state.get(name)}, this run's data has {value}"
                 )
+                raise InvalidData(f"{fault}; resume needs the same data files, weights, seed and shuffle")
         self._drawn = [int(count) for count in state["drawn"]]
         self._returned = deque((int(source), int(index)) for source, index in state["returned"])
+
+    def _changed_files(self, saved: dict[str, Any]) -> str:
+        """Those whose rows are not the checkpoint's; empty where they are no more, no fewer and the same."""
+        identity = self._identity()
+        if len(self._files) != len(saved["rows"]):
+            return ""
+        columns = (of[name] for name in ("contents", "rows") for of in (identity, saved))
+        return ", ".join(
+            f"{file}: its {rows} rows are not the {before} that the checkpoint was saved over"
+            for file, content, was, rows, before in zip(self._files, *columns, strict=True)
+            if content != was
+        )
 
     def _identity(self) -> dict[str, Any]:
         return {

@@ -91,10 +91,23 @@ def test_a_cursor_of_other_data_is_refused(rows, weights, seed, fault):
 
 
 def test_a_cursor_of_rows_with_another_content_is_refused():
-    made = DataBuffer([list("abc")], [1.0], seed=0, contents=["as it was"])
+    made = DataBuffer([list("abc")], [1.0], seed=0, files=[("a.jsonl", "as it was")])
     made.restore(made.state())
-    with pytest.raises(InvalidData, match=r"data cursor has contents \['as it was'\], .* \['edited'\]"):
-        DataBuffer([list("abx")], [1.0], seed=0, contents=["edited"]).restore(made.state())
+    with pytest.raises(InvalidData, match=r"^a.jsonl: its 3 rows are not the 3 that"):
+        DataBuffer([list("abx")], [1.0], seed=0, files=[("a.jsonl", "edited")]).restore(made.state())
+
+
+def test_the_file_whose_rows_have_changed_is_named():
+    state = DataBuffer(
+        [list("abc"), list("de")], [1.0, 1.0], seed=0, files=[("first.jsonl", "1"), ("second.jsonl", "2")]
+    ).state()
+    grown = DataBuffer(
+        [list("abc"), list("def")], [1.0, 1.0], seed=0, files=[("first.jsonl", "1"), ("second.jsonl", "3")]
+    )
+    with pytest.raises(
+        InvalidData, match=r"^second\.jsonl: its 3 rows are not the 2 that the checkpoint was saved over;"
+    ):
+        grown.restore(state)
 
 
 def test_no_rows_at_all_are_refused():

@@ -1,0 +1,16 @@
+"""Where the `polyrl` command begins: who interrupts it while its libraries load has interrupted nothing."""
+
+import signal
+
+
+def main() -> None:
+    """Entry point of the `polyrl` command."""
+    handler = signal.getsignal(signal.SIGINT)
+    if (
+        handler is signal.default_int_handler
+    ):  # whoever ignores interrupts, as shells do for jobs beside them, goes on so
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from polyrl_cli.app import main as command
+
+    signal.signal(signal.SIGINT, handler)
+    command()
