@@ -111,7 +111,7 @@ class Fleet:
         self.whole_pass_at = -inf
         """When the queue was looked through last, see `placement`."""
         self.arrivals = (-1, -inf, inf)
-        """Of a version: when it was published, and until when engines share what waits, see `arrivals`."""
+        """The newest version, when it was published, and when the first engine served it, see `arrivals`."""
         self.last_other = ""
         """An engine beside the trainer's own that took work when somebody looked last, see `cost`."""
         self.absence_noticed = False
@@ -159,6 +159,10 @@ class Fleet:
                 return
         elif isinstance(event, f.Assigned):
             self._tokenless.setdefault(event.engine)
+        elif isinstance(event, f.VersionPublished):
+            self.arrivals = event.weights.version, event.at, inf
+        elif isinstance(event, f.EngineServing) and event.version == self.arrivals[0] >= 0:
+            self.arrivals = *self.arrivals[:2], min(self.arrivals[2], event.at)
         engines_of = _ENGINES_OF.get(type(event))
         if engines_of is not None:
             for name in engines_of(self._state, event):

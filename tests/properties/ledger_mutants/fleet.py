@@ -75,18 +75,18 @@ def one_sample_per_engine(patch: Patch) -> None:
         return not engine.occupied and honest(engine, now)
 
     honest = cost.has_slot
-    for module in (placement, rebalance, recalls):
+    for module in (placement, recalls):
         patch.setattr(module, "has_slot", has_slot)
 
 
 def drained_engine_gets_work(patch: Patch) -> None:
-    for module in (placement, rebalance, recalls):
+    for module in (placement, recalls):
         patch.setattr(module, "has_slot", lambda engine, now: len(engine.running) < engine.capacity.max_running)
     patch.setattr(cost, "serves", lambda engine, low, high: low <= engine.version <= high)
 
 
 def credit_ignored(patch: Patch) -> None:
-    for module in (placement, rebalance, recalls):
+    for module in (placement, recalls):
         patch.setattr(module, "has_slot", lambda engine, now: engine.version >= 0 and not engine.draining)
 
 
@@ -158,7 +158,7 @@ def pause_never_ends(patch: Patch) -> None:
 def pauses_ignored(patch: Patch) -> None:
     """An engine that pauses gets work."""
     honest = cost.has_slot
-    for module in (placement, rebalance, recalls):
+    for module in (placement, recalls):
         patch.setattr(module, "has_slot", lambda engine, now: honest(engine, inf))
 
 

@@ -2,13 +2,14 @@
 
 Engines load a version at about the same time. Whoever came first would get all that waits, as far as its slots reach,
 and others little of it: what runs moves only where that pays. So for a while, SHARED_PART of the time that the first
-one took, no engine that has them runs more than all live samples divided by all engines. Who is later is not awaited.
+one took, no engine that has them gets more than all that runs or waits divided by all engines. Who is later is not
+awaited, and for LEAST_SHARED_S only who has no weights yet: a new machine needs minutes, a broken one never has any.
 """
 
 from __future__ import annotations
 
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from polyrl.ledger.events import PlacementPaused
 from polyrl.ledger.transition import Transition
@@ -18,26 +19,32 @@ SHARED_PART: Final = 0.1
 
 LEAST_SHARED_S: Final = 0.05
 MOST_SHARED_S: Final = 0.5
-"""Those that have just greeted, and need minutes, are counted as well: a step is to lose no more by them."""
+"""One that is much slower than the first is counted as well: a step is to lose no more by it."""
 
 
-def share(transition: Transition) -> float:
-    """Samples that an engine with the newest weights runs at most now; infinite where others are not waited for."""
+class Share(NamedTuple):
+    """What an engine with the newest weights may be given now; infinite where others are not waited for."""
+
+    most: float = inf
+    """Samples that it runs then."""
+    until: float = -inf
+
+
+def share(transition: Transition) -> Share:
+    """Looked at again when it ends. After a restart of the manager there is none until the next version."""
     state, fleet, now = transition.state, transition.fleet, transition.now
-    newest, (version, published_at, until) = state.weights.version, fleet.arrivals
-    if version != newest:
-        version, published_at, until = fleet.arrivals = newest, now, inf
-    if now >= until:
-        return inf
-    serving = fleet.num_engines(newest, newest)
-    if not serving:
-        return inf
-    if until == inf:
-        until = now + min(MOST_SHARED_S, max(LEAST_SHARED_S, SHARED_PART * (now - published_at)))
-        fleet.arrivals = newest, published_at, until
-    behind = fleet.num_engines(-1, newest - 1)
-    if not behind:
-        return inf
+    version, published_at, first_at = fleet.arrivals
+    until = first_at + min(MOST_SHARED_S, max(LEAST_SHARED_S, SHARED_PART * (first_at - published_at)))
+    if first_at == inf or now >= until:
+        return Share()
+    early, behind = first_at + LEAST_SHARED_S, fleet.num_engines(0, version - 1)
+    until = until if behind else early
+    if now < early:
+        behind = fleet.num_engines(-1, version - 1)
+    serving = fleet.num_engines(version, version)
+    if not (serving and behind) or now >= until:
+        return Share()
     # Not the very next instant: a clock that is set a rounding error short of it would never come to it.
-    transition.record(PlacementPaused(max(until, now + LEAST_SHARED_S)))
-    return max(1.0, len(state.samples) / (serving + behind))
+    transition.record(PlacementPaused(max(early if now < early else until, now + LEAST_SHARED_S)))
+    wanted = len(state.assignments) + sum(len(state.groups[number].waiting) for *_, number in state.queue)
+    return Share(max(1.0, wanted / (serving + behind)), until)

@@ -196,9 +196,9 @@ class Costs:
         loss_s, usage = loss_seconds(self._state), self._state.usage
         self._slowdowns = {pool: usage.slowdown(pool, self._now, loss_s) for pool in Pool}
 
-    def on(self, engine: LeasedEngine, request: PlacementRequest, *, has_sibling: bool) -> float:
-        """For a sample that comes to `engine`, after all that is on its way there."""
-        return self._among(engine, request, engine.expected_running + 1, has_sibling=has_sibling)
+    def on(self, engine: LeasedEngine, request: PlacementRequest, *, has_sibling: bool, awaited: int = 0) -> float:
+        """For a sample that comes to `engine`, after all that is on its way there, and `awaited` that will be."""
+        return self._among(engine, request, engine.expected_running + awaited + 1, has_sibling=has_sibling)
 
     def in_window_at_least(self, request: PlacementRequest) -> float:
         """A bound of what the sample costs on any reserved engine, without looking at one: as soon as the window opens,

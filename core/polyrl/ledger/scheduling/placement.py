@@ -6,7 +6,8 @@ room, the sample waits for it as long as
     waited + cost there after the next end < cost elsewhere
 
 so it never takes twice as long as it would have by going elsewhere at once, and among engines that are alike waiting
-never costs more than reading again would have. Likewise it waits for the reserved window.
+never costs more than reading again would have. Likewise it waits for the reserved window, and for an engine that
+has its share of what needs the newest weights (see `arrivals`).
 
 Order is priority, then age of the group. A group that finds no room keeps one engine, where room comes free first (see
 `keeping`): nothing behind it gets what would be in its way there, or a long prompt would starve. All other engines are
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from math import inf
 from typing import Final
@@ -29,7 +31,7 @@ from typing import Final
 from polyrl.ledger import speed
 from polyrl.ledger.causes import MoveCause
 from polyrl.ledger.events import Assigned, PlacementPaused
-from polyrl.ledger.scheduling.arrivals import share
+from polyrl.ledger.scheduling.arrivals import Share, share
 from polyrl.ledger.scheduling.cost import (
     SILENT_TIMES,
     Costs,
@@ -97,8 +99,10 @@ class Room:
 
     def __init__(self, transition: Transition) -> None:
         self._transition, self._keeping = transition, Keeping(transition)
-        self.share = inf
-        """Samples that an engine with the newest weights runs at most, see `arrivals`."""
+        self.share = Share()
+        """Of engines with the newest weights, see `arrivals`."""
+        self.awaited = Counter[str]()
+        """Samples that are better off waiting for an engine that has its share already."""
         self.asks = 0
         """Samples for which engines were asked."""
         self._lacking: list[LeasedEngine] = []
@@ -126,7 +130,15 @@ class Room:
         own = state.window_open or not others_can(self._transition, request.low, request.high)
         asked = self._fitting(self._transition.fleet.asked(ASKED, with_own=own), request)
         able = (one for one in asked if one.name not in found and self._takes(one, request))
-        yield from itertools.islice((one for one in able if self._leaves(one, request, costs)), CANDIDATES)
+        able = (one for one in able if self._leaves(one, request, costs))
+        left = {False: CANDIDATES, True: CANDIDATES}
+        for engine in able:  # those that have their share take no other's place
+            later = self.opens_in(engine) > 0
+            left[later] -= 1
+            if left[later] >= 0:
+                yield engine
+            if not left[False]:
+                break
 
     def holds(self, group: Group) -> bool:
         """Whether an engine with a free slot serves its versions, has the context for its prompt, and has not refused
@@ -178,10 +190,16 @@ class Room:
     def _leaves(self, engine: LeasedEngine, request: PlacementRequest, costs: Costs) -> bool:
         return self.is_unclaimed(engine) or self.leaves(engine, costs.on(engine, request, has_sibling=False))
 
-    def has_slot(self, engine: LeasedEngine) -> bool:
-        """Whether it may get one more sample, and has not its share of the newest weights' already."""
+    def opens_in(self, engine: LeasedEngine) -> float:
+        """Seconds until it may get one more sample; 0 unless it has its share of the newest weights' already."""
         late = engine.version < self._transition.state.weights.version
-        return has_slot(engine, self._transition.now) and (late or engine.occupied < self.share)
+        return 0.0 if late or engine.occupied < self.share.most else self.share.until - self._transition.now
+
+    def has_slot(self, engine: LeasedEngine) -> bool:
+        """Whether it may get one more sample beside those that wait for it, now or when it has no share any more."""
+        awaited = self.awaited.get(engine.name, 0)
+        free = not awaited or engine.occupied + awaited < engine.capacity.max_running
+        return free and has_slot(engine, self._transition.now)
 
     def _takes(self, engine: LeasedEngine, request: PlacementRequest) -> bool:
         able = self.has_slot(engine)
@@ -339,7 +357,10 @@ class _Group:
                 self._try_again(request)
                 continue
             best = min(self._offers, key=self._offers.__getitem__)
-            if not self._waits(name, request, self._offers[best][1]):
+            if self._room.opens_in(state.engines[best]) > 0:
+                self._room.awaited[best] += 1
+                self._offer_again(request, state.engines[best])
+            elif not self._waits(name, request, self._offers[best][1]):
                 self._give(name, request, state.engines[best])
 
     def _try_again(self, request: PlacementRequest) -> None:
@@ -361,6 +382,8 @@ class _Group:
         if not self._offers:
             return False
         best = min(self._offers, key=self._offers.__getitem__)
+        if self._room.opens_in(state.engines[best]) > 0:
+            return False
         sooner = self._costs.staying(engine, request.expected) - self._offers[best][1]
         if sooner <= 0:
             transition.record(PlacementPaused(transition.now + max(SHORTEST_HOLD_S, -sooner / SILENT_TIMES)))
@@ -376,7 +399,9 @@ class _Group:
             self._offer(request, engine)
 
     def _offer(self, request: PlacementRequest, engine: LeasedEngine) -> None:
-        seconds = self._costs.on(engine, request, has_sibling=engine.name in self._siblings)
+        awaited = self._room.awaited.get(engine.name, 0)
+        seconds = self._costs.on(engine, request, has_sibling=engine.name in self._siblings, awaited=awaited)
+        seconds += self._room.opens_in(engine)
         if not (fits(engine, request, self._transition.now) and self._room.leaves(engine, seconds)):
             self._offers.pop(engine.name, None)
             return
@@ -388,6 +413,10 @@ class _Group:
         unread = request.unread(engine, has_sibling=engine.name in self._siblings)
         assign(self._transition, name, engine, reading=unread)
         self._siblings[engine.name] = None
+        self._offer_again(request, engine)
+
+    def _offer_again(self, request: PlacementRequest, engine: LeasedEngine) -> None:
+        """It has got one more, or will when its share binds no longer."""
         if self._room.has_slot(engine):
             self._offer(request, engine)
         else:

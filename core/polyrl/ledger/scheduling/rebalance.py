@@ -41,7 +41,6 @@ from polyrl.ledger.scheduling.cost import (
     Costs,
     PlacementRequest,
     fits,
-    has_slot,
     kv_room,
     may_generate,
     others_can,
@@ -140,7 +139,7 @@ def _takers(transition: Transition, room: Room, *, only_own: bool = False) -> It
     version = transition.state.weights.version
     own = transition.state.window_open or not others_can(transition, version, version)
     roomy = transition.fleet.roomy_own() if only_own else transition.fleet.roomy(with_own=own)
-    able = (e for e in roomy if (own or not only_own) and has_slot(e, transition.now))
+    able = (e for e in roomy if (own or not only_own) and room.has_slot(e) and not room.opens_in(e))
     able = (e for e in able if not e.failures or (e.step_scale and e.failures == 1))
     return (engine for engine in able if room.is_unclaimed(engine))
 

@@ -540,3 +540,22 @@ def test_what_another_engine_may_still_take_is_not_passed_by() -> None:
         stage.engine(name)
     stage.pass_time_heard(1.0)
     assert sorted(stage.placed()["c"]) == [f"{placement.HEAD_GROUPS + 8}.0", f"{placement.HEAD_GROUPS + 9}.0"]
+
+
+def test_what_an_engine_will_not_hold_is_read_again_on_a_longer_one() -> None:
+    stage = Stage()
+    for name, context, step_s in (("short", 1050, 0.02), ("wide", 4096, 0.021)):
+        stage.engine(name, max_context=context)
+        engine = stage.ledger.state.engines[name]
+        engine.step_scale, engine.half_batch, engine.token_at = step_s, 64.0, stage.now
+    stage.submit(prompt_ids=pack_ids([9] * 1000))
+    assert stage.placed() == {"short": [], "wide": ["0.0"]}
+
+
+def test_what_an_engine_has_accepted_and_does_not_run_is_waited_for() -> None:
+    stage = Stage()
+    for name in "ab":
+        stage.engine(name)
+    stage.agent("a", Heartbeat(0, 4, kv_free_tokens=100_000))
+    stage.submit()
+    assert stage.placed() == {"a": [], "b": ["0.0"]}
