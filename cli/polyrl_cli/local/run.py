@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 import time
@@ -245,6 +246,10 @@ def _conclude(ended: EndedRun, console: Console) -> int:
         refused = f"{folder.root}: summary.json and run.png cannot be written: {error.strerror}"
     print_summary(made, folder.root, console, results.rewards(reports))
     console.print(refused, soft_wrap=True, end="\n" if refused else "")
+    if made.outcome != "succeeded" and not ended.end.user_error:
+        newest = run_folder.newest_checkpoint(folder)
+        start = "its beginning, since nothing was saved" if newest is None else newest.name
+        console.print(f"polyrl resume {shlex.quote(str(folder.root))} goes on from {start}", soft_wrap=True)
     return _exit_code(ended, console) or FAILED * bool(refused)
 
 

@@ -296,13 +296,19 @@ class _CheckpointSeal(msgspec.Struct):
 def rl_steps_kept(folder: RunFolder) -> int:
     """Whole RL steps in the newest complete checkpoint, which a trainer started here goes on from; 0 without one.
     Raises UserError naming a checkpoint that cannot be read."""
+    newest = newest_checkpoint(folder)
+    if newest is None:
+        return 0
+    kept = _read_as(_TrainerState, newest / STATE)
+    return kept.step if kept.stage == "rl" else 0
+
+
+def newest_checkpoint(folder: RunFolder) -> Path | None:
+    """The complete one that was saved last. Raises UserError naming one that cannot be read."""
     found = {
         seal.parent: _read_as(_CheckpointSeal, seal).serial for seal in folder.checkpoints.glob("[!.]*/COMPLETE.json")
     }
-    if not found:
-        return 0
-    kept = _read_as(_TrainerState, max(found, key=lambda path: (found[path], path.name)) / STATE)
-    return kept.step if kept.stage == "rl" else 0
+    return max(found, key=lambda path: (found[path], path.name), default=None)
 
 
 def _read_as(kind: type[T], file: Path) -> T:

@@ -64,8 +64,9 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
         assert first.poll() is None
         time.sleep(POLL_S)
     first.send_signal(signal.SIGINT)
-    first.communicate(timeout=DEADLINE_S)
+    printed, _ = first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 130
+    assert f"polyrl resume {out} goes on from rl-step-0000" in printed
     assert summary_of(out)["outcome"] == "interrupted"
     reached = summary_of(out)["steps"]["rl"]
     refused = run(out, resume=True, **{"spec.recipe.model.config.hidden_size": 64})

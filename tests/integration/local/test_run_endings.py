@@ -133,6 +133,7 @@ def test_asked_to_stop_once_it_stops_and_sums_up(root: Path, start: Run, number:
     output = output_of(run)
     assert run.returncode == code, output
     assert json.loads((root / "summary.json").read_text())["outcome"] == "interrupted"
+    assert f"polyrl resume {root} goes on from its beginning, since nothing was saved" in output
     assert processes_of(root) == []
 
 
