@@ -112,6 +112,8 @@ class Fleet:
         """When the queue was looked through last, see `placement`."""
         self.arrivals = (-1, -inf, inf)
         """The newest version, when it was published, and when the first engine served it, see `arrivals`."""
+        self.wanted, self.counted_until = 0, -inf
+        """Samples that ran or waited when they were counted last, and until when that stands."""
         self.last_other = ""
         """An engine beside the trainer's own that took work when somebody looked last, see `cost`."""
         self.absence_noticed = False

@@ -46,5 +46,7 @@ def share(transition: Transition) -> Share:
         return Share()
     # Not the very next instant: a clock that is set a rounding error short of it would never come to it.
     transition.record(PlacementPaused(max(early if now < early else until, now + LEAST_SHARED_S)))
-    wanted = len(state.assignments) + sum(len(state.groups[number].waiting) for *_, number in state.queue)
-    return Share(max(1.0, wanted / (serving + behind)), until)
+    if now >= fleet.counted_until:  # a queue of 16,384 groups takes milliseconds to count
+        fleet.counted_until = now + LEAST_SHARED_S
+        fleet.wanted = len(state.assignments) + sum(len(state.groups[number].waiting) for *_, number in state.queue)
+    return Share(max(1.0, fleet.wanted / (serving + behind)), until)
