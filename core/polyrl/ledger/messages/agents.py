@@ -160,7 +160,10 @@ def _within_bounds(transition: Transition, hello: wire.Hello) -> wire.Hello:
         hello,
         max_running=min(hello.max_running, config.max_running),
         max_context=min(hello.max_context, config.max_context),
-        weight_version=hello.weight_version if serves and not falls else NO_VERSION,
+        # Who sleeps serves nothing, whatever it says.
+        weight_version=hello.weight_version
+        if serves and not (falls or (hello.sleeps and hello.asleep))
+        else NO_VERSION,
         versions=(*(version for version in hello.versions if version in counts), *before),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from polyrl.ledger import Effects
@@ -185,6 +186,15 @@ def test_a_step_that_has_ended_wakes_nobody_before_there_is_something_to_generat
 def test_one_that_has_not_started_is_asleep_and_starts_before_anything_is_submitted() -> None:
     stage = Stage()
     assert sent(stage.engine("r", Pool.RESERVED, -1, sleeps=True, asleep=True), WakeUp)
+
+
+def test_one_that_sleeps_gets_no_work_though_it_says_that_it_serves() -> None:
+    """Drawn at random: it ran a sample in its sleep, as far as the ledger knew."""
+    stage = Stage()
+    stage.submit(1)
+    greeting = Hello(1, "s", pool=Pool.SPOT, max_running=1, kv_tokens=100_000, max_context=4096, weight_version=0)
+    assert not sent(stage.agent("s", msgspec.structs.replace(greeting, sleeps=True, asleep=True)), Assign)
+    assert sent(stage.agent("s", greeting), Assign)
 
 
 def test_a_first_start_says_nothing_of_what_waking_takes() -> None:
