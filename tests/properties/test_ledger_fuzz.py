@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 import pytest
-from hypothesis import Phase, given, settings, strategies as st
+from hypothesis import Phase, example, given, settings, strategies as st
 
 from polyrl import wire
 from polyrl.ledger import Effects, Event, Ledger, LedgerConfig
@@ -328,8 +328,25 @@ OPENING: Final = (
 ENDING: Final = ("trainer", "", FinishRun(99, True, message=""))
 
 
+MORE_THAN_THE_MOST: Final = [
+    ("play", "a", "finish score"),
+    (
+        "trainer",
+        "",
+        Submit(2, (Group(1, 0, Purpose.TRAIN, pack_ids([9]), 1, SamplingParams(4), min_version=0, max_version=1),)),
+    ),
+    (
+        "trainer",
+        "",
+        BatchRequest(3, 0, Purpose.TRAIN, min_samples=3, max_samples=2, max_tokens=1 << 20, deadline_s=1.0),
+    ),
+]
+"""A request for at least 3 and at most 2."""
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(events, min_size=40, max_size=80), st.booleans())
+@example(MORE_THAN_THE_MOST, False)
 def test_no_message_breaks_the_ledger(script: list[tuple[str, str, Any]], finish: bool) -> None:
     run = Run()
     for one in (*OPENING, *script, *((ENDING,) if finish else ())):

@@ -105,8 +105,9 @@ class BatchAudit:
         ready = any(self._samples.live[number].complete for number in left)
         # What a trainer without it trained before is handed out in the same parts.
         again = all(number in self._trained_before for number in event.groups)
-        if samples < wanted.min_samples and not (event.last or again) and not (event.groups and ready):
-            text = f"batch {event.batch} holds {samples} samples; at least {wanted.min_samples} were asked for"
+        least = min(wanted.min_samples, wanted.max_samples)
+        if samples < least and not (event.last or again) and not (event.groups and ready):
+            text = f"batch {event.batch} holds {samples} samples; at least {least} were asked for"
             self._findings.broke("I2", at, text)
 
     def acknowledged(self, event: f.BatchAcknowledged, at: float) -> None:
