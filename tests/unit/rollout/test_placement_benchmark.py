@@ -46,6 +46,8 @@ HARMFUL = {
     "flapping": (1, 1, 0),
     "one-for-four": (1, 3, 0),
     "slow": (2, 2, 0),
+    "slow-reader": (1, 15, 1),
+    "slow-readers": (1, 28, 18),
     "slow-in-turns": (2, 2, 1),
     "tiny": (2, 3, 0),
     "tiny-in-turns": (2, 3, 1),
