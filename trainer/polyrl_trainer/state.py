@@ -100,7 +100,7 @@ class TrainerState(msgspec.Struct):
         backend's. `left_after` so many more groups of it, the step is not: another process learns the rest."""
         self.step += not left_after
         self.trained_groups = self.trained_groups + left_after if left_after else 0
-        self.weights_changed = True
+        self.weights_changed, self.stage_done = True, False
         self.cursors[self.stage] = cursor
         self.results.tokens_trained += int(sums["tokens"])
         self.results.positions_computed += int(sums["positions"])
