@@ -101,7 +101,7 @@ def rewind_metrics(path: Path, state: TrainerState) -> None:
 def kept_rows(lines: Iterable[bytes], state: TrainerState) -> Iterator[bytes]:
     """The lines that `state` has behind it, in order; none that is no row."""
     reached = (ORDER.index(state.stage.value), state.step)
-    at_end = state.step == 0
+    at_end = state.step == 0 and "base" not in state.results.evaluations
     for line in lines:
         row = _row(line)
         if row is None:

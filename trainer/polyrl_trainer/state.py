@@ -90,20 +90,17 @@ class TrainerState(msgspec.Struct):
     """`DataBuffer.state()` by stage."""
     results: Results = msgspec.field(default_factory=Results)
 
-    def finish_step(self, cursor: dict[str, Any], sums: Mapping[str, float]) -> None:
+    @property
+    def has_learned(self) -> bool:
+        """The stage's model is no longer what the stage began with."""
+        return self.step > 0 or self.trained_groups > 0
+
+    def finish_step(self, cursor: dict[str, Any], sums: Mapping[str, float], *, left_after: int = 0) -> None:
         """The step is whole: from here on a checkpoint contains it. `cursor` is `DataBuffer.state()`, `sums` are the
-        backend's."""
-        self.step += 1
-        self.trained_groups = 0
-        self._learned(cursor, sums)
-
-    def leave_step(self, groups: int, cursor: dict[str, Any], sums: Mapping[str, float]) -> None:
-        """So many more groups of the next step are learned, and the rest is what another process begins with."""
-        self.trained_groups += groups
-        self._learned(cursor, sums)
-
-    def _learned(self, cursor: dict[str, Any], sums: Mapping[str, float]) -> None:
-        self.weights_changed = True
+        backend's. `left_after` so many more groups of it, the step is not: another process learns the rest."""
+        self.step += not left_after
+        self.trained_groups = self.trained_groups + left_after if left_after else 0
+        self.weights_changed, self.stage_done = True, False
         self.cursors[self.stage] = cursor
         self.results.tokens_trained += int(sums["tokens"])
         self.results.positions_computed += int(sums["positions"])

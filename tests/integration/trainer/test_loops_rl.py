@@ -311,7 +311,14 @@ def test_a_stop_between_mini_batches_keeps_what_is_learned(
 async def test_a_stop_while_samples_of_a_later_mini_batch_are_awaited_saves_those_before(tmp_path):
     """It was awaited until the process was killed, and all since the newest checkpoint was lost."""
     spec = recipe(steps=5, prompts_per_step=6, mini_batch_prompts=2)
-    run = Run.make(tmp_path, FakeRollouts(echo), spec)
+    lost = {0, 7}
+
+    def lose(group):
+        return DiscardReason.ENGINE_REJECTED if group.id in lost else None
+
+    one_step = spec.model_copy(update={"algorithm": spec.algorithm.model_copy(update={"steps": 1})})
+    assert await Run.make(tmp_path, FakeRollouts(echo, lose=lose), one_step).train(one_step)
+    run = Run.make(tmp_path, FakeRollouts(echo, lose=lose), spec, resume=latest(tmp_path))
     run.session.checkpoint_every_steps = 100
     delivers = run.rollouts.next
 
@@ -326,9 +333,19 @@ async def test_a_stop_while_samples_of_a_later_mini_batch_are_awaited_saves_thos
         assert not await run.train(spec)
     resumed = Run.make(tmp_path, FakeRollouts(echo), spec, resume=latest(tmp_path))
     assert (resumed.session.state.step, resumed.session.state.trained_groups) == (1, 4)
+    results, whole = resumed.session.state.results, json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert results.rl_train_seconds > whole["timing_s/train"], "what the left step took counts"
+    assert results.rl_step_seconds > whole["timing_s/step"]
+    assert results.dropped_groups == {"engineRejected": 2}, "one of each step"
     assert len(resumed.backend.steps) == 5
     with pytest.raises(InvalidData, match=r"has learned 4 groups of the next step, .* 12 is no multiple of .* 5:"):
         await resumed.train(recipe(steps=5, prompts_per_step=12, mini_batch_prompts=5))
+    assert not resumed.session.state.stage_done, "with one step it was"
+    evaluated = spec.model_copy(update={"evaluation": EvaluationSpec(every_steps=1)})
+    last = Run.make(tmp_path, rollouts := FakeRollouts(echo), evaluated, resume=latest(tmp_path))
+    assert await last.train(evaluated)
+    measured = [step for phase, step, _ in rollouts.reports if phase == "eval"]
+    assert measured == [2, 3, 4], "not step 1, whose weights are gone"
 
 
 @pytest.mark.parametrize("unanswered", ["acknowledge", "end_step", "report", "submit"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from polyrl_trainer.metrics import MetricsLogger, kept_rows, sparsity
-from polyrl_trainer.state import TrainerState, TrainingStage
+from polyrl_trainer.state import Results, TrainerState, TrainingStage
 
 WHOLE = "eval0 sft1 sft2 sft3 eval3 rl1 rl2 eval2 rl3 rl4 eval4"
 """A whole run: base, SFT, afterSft, RL with an evaluation on the way, afterRl."""
@@ -45,6 +45,13 @@ def test_a_run_of_one_stage() -> None:
     assert list(kept_rows(rows("offline-rl1 offline-rl2"), TrainerState(1, TrainingStage.OFFLINE_RL, step=1))) == rows(
         "offline-rl1"
     )
+
+
+def test_what_the_checkpoint_knows_is_not_evaluated_again_and_stays() -> None:
+    """A run that was asked to stop in its first step of RL."""
+    state = TrainerState(1, TrainingStage.RL, results=Results(evaluations={"base": {}}))
+    assert list(kept_rows(rows("eval0 rl1"), state)) == rows("eval0")
+    assert list(kept_rows(rows("eval0 sft1 eval1 rl1"), state)) == rows("eval0 sft1 eval1")
 
 
 def test_what_was_repeated_before_is_cut_at_its_first_row() -> None:

@@ -96,7 +96,7 @@ class Evaluator:
         """Where a run goes on: the evaluation that was due after its newest step, if that step is the last that this
         run's folder knows. It follows the step's checkpoint, and whoever began it ended before it had its numbers."""
         state = self.session.state
-        if self.session.metrics.newest == (state.stage.value, state.step):
+        if self.session.metrics.newest == (state.stage.value, state.step) and not state.trained_groups:
             await self.evaluate_if_due(every, versions, backend, learns_on=learns_on)
 
     async def evaluate(self, step: int, *, learns_on: SharedDevices | None = None) -> dict[str, float] | None:

@@ -167,24 +167,31 @@ class RlStep:
         clock.submitted(self._ahead.submitted_at(self._step))
         clock.update_weights_s += await parts.versions.snapshot(parts.backend)
         whole = self._recipe.algorithm.old_log_probs is OldLogProbs.RECOMPUTE
-        if not await (self._train_whole(groups) if whole else self._train_streamed(groups)):
-            self._leave(groups)
+        is_whole = await (self._train_whole(groups) if whole else self._train_streamed(groups))
+        if not self._sums:
             return False
         last_turn_at = parts.runner.last_turn_at(groups.used)
-        self._clock.generated(last_turn_at, self._ahead.generate_s(self._step, last_turn_at))
-        await self._ahead.end(self._step)
-        await self._finish(groups)
-        return True
+        clock.generated(last_turn_at, self._ahead.generate_s(self._step, last_turn_at))
+        if is_whole:
+            await self._ahead.end(self._step)
+            await self._finish(groups)
+        else:
+            self._leave(groups)
+        return is_whole
 
     def _leave(self, groups: TrainingGroups) -> None:
         """Notes the mini-batches that are learned; what came after them is generated again."""
-        if not self._sums:
-            return
         learned = len(self._clock.optimizer_steps)
         groups.give_back([*{one.group for one in self._trained[learned * self._mini_batch_samples :]}])
+        self._count(groups, left_after=learned * self._groups_per_mini_batch)
+
+    def _count(self, groups: TrainingGroups, left_after: int = 0) -> None:
+        """What was learned and dropped, and what that took, is in the state from here on."""
         state, cursor = self._session.state, self._parts.prompts.state(self._ahead.not_begun())
-        state.leave_step(learned * self._groups_per_mini_batch, cursor, self._sums)
+        state.finish_step(cursor, self._sums, left_after=left_after)
         state.carried = self._ahead.carried_prompts
+        state.results.count_dropped(groups.dropped)
+        self._clock.end(state.results)
 
     async def _train_streamed(self, groups: TrainingGroups) -> bool:
         """Mini-batches in order of completion: training overlaps with generation, and the first hold shorter answers.
@@ -352,10 +359,7 @@ class RlStep:
 
     async def _finish(self, groups: TrainingGroups) -> None:
         state, clock = self._session.state, self._clock
-        state.finish_step(self._parts.prompts.state(self._ahead.not_begun()), self._sums)
-        state.carried = self._ahead.carried_prompts
-        state.results.count_dropped(groups.dropped)
-        clock.end(state.results)
+        self._count(groups)
         clock.published(self._parts.versions.publish_s, self._parts.rollouts.served_at(groups.version))
         began_here = [one for one in self._trained if one.group not in self._parts.supply.adopted.taken]
         if began_here:

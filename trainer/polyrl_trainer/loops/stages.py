@@ -192,7 +192,7 @@ class Stages:
             return
         if moment in done or any(other in done for other in only_without):
             return
-        if moment == "base" and self.session.state.step > 0:
+        if moment == "base" and self.session.state.has_learned:
             return  # rows to evaluate were named when the run went on, and it has learned since its beginning
         await side.versions.ensure_published(backend)
         evaluation = await side.evaluator.evaluate(self.session.state.step, learns_on=learns_on)
@@ -229,7 +229,7 @@ class Stages:
         schedule = OptimizerConfig.from_manifest(algorithm.critic.optimizer, total)
         model = replace(self._model(source), head="value")
         with closing(self.learners.learner(model, self.engine, schedule)) as backend:
-            if self.resumed_from is not None and self.session.state.step > 0:
+            if self.resumed_from is not None and self.session.state.has_learned:
                 if not (self.resumed_from / CRITIC).is_dir():
                     raise InvalidData(f"{self.resumed_from}: was saved without a critic, and advantage gae needs one")
                 backend.load(self.resumed_from / CRITIC)
@@ -249,7 +249,7 @@ class Stages:
         check_vocabulary(self.prepared.tokenizer, int(config["vocab_size"]))
         if fault := context_fault(config, self.max_context):
             raise InvalidData(f"rollout.engine.maxContext: {fault}")
-        if self.resumed_from is not None and self.session.state.step > 0:
+        if self.resumed_from is not None and self.session.state.has_learned:
             backend.load(self.resumed_from / MODEL)
             self.resumed_from = None
         return backend

@@ -12,6 +12,7 @@ import pytest
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.checkpoints import Checkpoints
+from polyrl_trainer.data.tokenizers import CharacterTokenizer
 from polyrl_trainer.loops import stages as module
 from polyrl_trainer.loops.stages import Stages
 from polyrl_trainer.session import Session
@@ -64,6 +65,27 @@ def test_what_has_learned_is_not_called_the_beginning(
     """A run that goes on with rows to evaluate, and had none before: its summary would compare the end with that."""
     run, _ = evaluated(tmp_path, monkeypatch, mode, step=5)
     assert list(run.session.state.results.evaluations) == ["afterSft" if mode == "sft" else "afterDpo"]
+
+
+@pytest.mark.parametrize(("step", "groups", "loaded"), [(0, 0, False), (0, 4, True), (1, 0, True)])
+def test_what_has_learned_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, groups: int, loaded: bool
+) -> None:
+    """Mini-batches of the very first step were counted as learned, and the model was that of the beginning."""
+    recipe = RecipeSpec.model_validate({"model": {"config": {"model_type": "qwen2"}}})
+    state = TrainerState(seed=0, stage=TrainingStage.RL, step=step, trained_groups=groups)
+    session = Session(state, Checkpoints(tmp_path, keep=2), None, checkpoint_every_steps=1)  # type: ignore[arg-type]
+    loads: list[Path] = []
+    learner: Any = SimpleNamespace(serving_files=lambda: {"config.json": b'{"vocab_size": 16}'}, load=loads.append)
+    learners: Any = SimpleNamespace(learner=lambda *given: learner)
+    prepared: Any = SimpleNamespace(tokenizer=CharacterTokenizer("0123456"))
+    run = Stages(
+        recipe, tmp_path, prepared=prepared, session=session, engine=EngineConfig("cpu"), max_context=64,
+        learners=learners, resumed_from=tmp_path,
+    )  # fmt: skip
+    monkeypatch.setattr(module, "context_fault", lambda *given: "")
+    run._rl_backend({})
+    assert loads == [tmp_path / "model"] * loaded
 
 
 def evaluated(
