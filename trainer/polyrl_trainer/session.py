@@ -154,7 +154,8 @@ class Session:
         if newest is None:
             return f"nothing is saved{f': {why}' if why else ''}"
         now = checkpoint_name(self.state.stage, self.state.step)
-        rest = "" if newest.name >= now else f", and nothing after it up to {now}"
+        more = "" if newest.name == now else f" up to {now}"
+        rest = "" if newest.name >= now and not self.skipped else f", and nothing after it{more}"
         return f"{newest.name} is saved{rest}{f': {why}' if why else ''}"
 
     async def save(self, backend: TrainingBackend) -> None:

@@ -226,6 +226,17 @@ async def test_one_in_flight_counts_and_what_does_not_fit_after_it_is_not_begun(
     assert words.endswith("s were left")
 
 
+async def test_a_part_of_a_step_that_does_not_fit_is_not_said_to_be_saved(session: MakeSession, disk: SlowDisk) -> None:
+    one = session(2.0)
+    await step(one, disk, 2)
+    await one.saves.settle()
+    one.ask_to_stop()
+    one.leave_by = 0.0
+    one.state.trained_groups, disk.size = 4, disk.size * 100
+    await one.save(backend(disk))
+    assert one.what_is_saved().startswith("sft-step-000002 is saved, and nothing after it: a save of 100.0 MiB")
+
+
 async def test_what_is_saved_already_is_not_saved_again(
     tmp_path: Path, session: MakeSession, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
