@@ -1,6 +1,6 @@
 """A time that no step can beat, whatever is known and decided: the clairvoyant lower bound.
 
-Let T be the time of a step from its weights' publication until its last token is learned. Three kinds of numbers, of
+Let T be the time of a step from its weights' publication until its last token is learned. Two kinds of numbers, of
 which each is at most T; the bound is the largest.
 
 1. Learning: there is one learner, it learns whole groups, and the first time it waits for `micro` samples. A group is
@@ -9,26 +9,32 @@ which each is at most T; the bound is the largest.
    step of the fastest engine with one sample. Of the groups in the order of their paths, none from the k-th on is
    learned before path(k), and none at all before path(m), m the groups that make `micro` samples. So for each k
    T >= path(max(k, m)) + the learning of all groups from the k-th on.
-2. Work: an engine generates at most `full_rate` tokens per second, which grows with its batch, and its batch is at most
-   its max_running and at most all samples of the step. A reserved engine generates nothing while the learner learns,
-   nor while it loads: at most T - max(load, L) seconds. A spot engine generates when it is there and has loaded. So all
-   tokens <= sum of rate * seconds(T), whose right side grows with T: the least T that fulfils it is at most the step's.
-3. The end: all samples longer than h tokens must still generate what they have above h; before that, each has
-   spent h tokens' time. Their number limits the batch: from the time when the first token above h can be made, work (2)
-   holds with that many samples and only the tokens above h, and generation before cannot help.
+2. Work, for the k longest samples of the step, for many k up to all: at any moment no more than k of them run,
+   wherever they are. So engines that are there make at most `rate(engines, k)` of their tokens per second, which is the
+   most that batches give whose sum is k, each at most max_running and as many as the KV room and the context hold with
+   the shortest of the prompts. An engine makes none before it has loaded and has read the shortest prompt. After the
+   last of these tokens come at least `tail`, the shortest of their verdicts with the learning of its group. All
+   learning, L seconds, comes after the load, at most `tail` of it after T - tail, and no reserved engine makes a token
+   meanwhile: from load to T - tail that leaves it T - load - max(tail, L) seconds at most, here the best ones for it.
+   The least T in which so many tokens can be made is at most the step's.
 
-Moves, reading again, idle engines, unknown lengths, KV room and context only add to this, so it is no estimate of what
-a perfect scheduler reaches: that lies between.
+Moves, reading again, tools, idle engines and unknown lengths only add to this, so it is no estimate of what a perfect
+scheduler reaches: that lies between.
 """
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_right
 from collections.abc import Sequence as Many
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple
 
 from draws import Fleet, Machine, Prompt, Workload, full_rate
 
-PRECISION = 1e-4
+PRECISION: Final = 1e-4
+LONGEST: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""So many of the longest samples are looked at by themselves."""
 
 
 class Bound(NamedTuple):
@@ -41,27 +47,22 @@ class Bound(NamedTuple):
 def lower_bound(fleet: Fleet, workload: Workload, step: int, began: float) -> Bound:
     """That of a step that began at `began`, in the fleet as it then was and became."""
     prompts, learn_s = workload.steps[step], workload.learn_s(fleet)
-    samples = [sample for prompt in prompts for sample in prompt.samples]
-    learning = learn_s * sum(sample.learned for sample in samples)
+    learning = [learn_s * sum(sample.learned for sample in prompt.samples) for prompt in prompts]
+    samples = [
+        _Wanted(sample.tokens, prompt.tokens, sample.delays[-1] + group_s)
+        for prompt, group_s in zip(prompts, learning, strict=True)
+        for sample in prompt.samples
+    ]
+    samples.sort(key=lambda one: -one.tokens)
+    counts = {count for count in (*LONGEST, len(samples)) if count <= len(samples)}
+    work = max(_Work(fleet, workload, samples[:count], began, sum(learning)).least_s() for count in counts)
+    return max(Bound(_learned_s(fleet, workload, prompts, learning), "learning"), Bound(work, "work"))
+
+
+def _learned_s(fleet: Fleet, workload: Workload, prompts: Many[Prompt], learning: Many[float]) -> float:
     fastest = _Fastest(fleet, workload)
-    found = [Bound(_learned_s(workload, prompts, fastest, learn_s), "learning")]
-    lengths = sorted(sample.tokens for sample in samples)
-    floors = {0, *(lengths[len(lengths) * share // 8] for share in range(1, 8))}
-    for floor in floors:
-        above = [length - floor for length in lengths if length > floor]
-        if above:
-            found.append(Bound(_work_s(fleet, workload, above, began, learning, fastest.token_s * floor), "work"))
-    return max(found)
-
-
-def _learned_s(workload: Workload, prompts: Many[Prompt], fastest: _Fastest, learn_s: float) -> float:
-    groups = sorted(
-        (
-            max(fastest.path(prompt, index) for index in range(len(prompt.samples))),
-            learn_s * sum(sample.learned for sample in prompt.samples),
-        )
-        for prompt in prompts
-    )
+    paths = [max(fastest.path(prompt, index) for index in range(len(prompt.samples))) for prompt in prompts]
+    groups = sorted(zip(paths, learning, strict=True))
     first = -(-workload.micro // len(prompts[0].samples)) - 1
     found, left = 0.0, 0.0
     for index in reversed(range(len(groups))):
@@ -85,28 +86,90 @@ class _Fastest:
         return self.load_s + self.prefill_s * prompt.tokens + self.token_s * sample.tokens + sum(sample.delays)
 
 
-def _work_s(
-    fleet: Fleet, workload: Workload, tokens: Many[int], began: float, learning: float, not_before: float
-) -> float:
-    load_s, total, samples = workload.load_s, sum(tokens), len(tokens)
-    earliest = load_s + not_before
+class _Wanted(NamedTuple):
+    """A sample."""
 
-    def made(seconds: float) -> float:
-        shared = max(0.0, seconds - max(earliest, learning))
-        found = sum(shared * full_rate(machine.speed, samples) for machine in fleet.reserved)
-        for machine in fleet.spot:
-            there = 0.0 if machine.rejects else _there_s(machine, began, began + seconds, load_s, earliest)
-            found += there * full_rate(machine.speed, samples)
-        return found
-
-    low, high = 0.0, earliest + learning + total / sum(full_rate(m.speed, samples) for m in fleet.reserved) + 1.0
-    while high - low > PRECISION * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if made(middle) >= total else (middle, high)
-    return low
+    tokens: int
+    prompt: int
+    """Tokens to read."""
+    tail_s: float
+    """After its last token: its verdict, and the learning of its group."""
 
 
-def _there_s(machine: Machine, begin: float, end: float, load_s: float, earliest: float) -> float:
-    """Seconds in [begin + earliest, end) in which it serves."""
-    spans = ((max(begin + earliest, up + load_s), min(down, end)) for up, down in machine.up)
-    return sum(max(0.0, down - up) for up, down in spans)
+class _Work:
+    """Number 2, for some samples."""
+
+    def __init__(self, fleet: Fleet, workload: Workload, samples: Many[_Wanted], began: float, learning: float) -> None:
+        self._load_s, self._began, self._learning = workload.load_s, began, learning
+        self._reserved, self._spot = fleet.reserved, [machine for machine in fleet.spot if not machine.rejects]
+        self._tokens, self._count = sum(one.tokens for one in samples), len(samples)
+        self._tail_s = min(one.tail_s for one in samples)
+        self._prompts = sorted(one.prompt for one in samples)
+        self._rates: dict[tuple[int, ...], tuple[float, float]] = {}
+
+    def least_s(self) -> float:
+        """The least T."""
+        reserved = self._rate(self._reserved)
+        low, high = (
+            0.0,
+            self._ready_s(self._reserved[0]) + self._tail_s + self._learning + self._tokens / reserved + 1.0,
+        )
+        while high - low > PRECISION * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._made(middle) >= self._tokens else (middle, high)
+        return low
+
+    def _made(self, seconds: float) -> float:
+        """Tokens at most, in a step of so many seconds."""
+        begin, end = self._began + self._load_s, self._began + seconds - self._tail_s
+        lives = [(*life, number) for number, one in enumerate(self._spot) for life in self._lives(one, end)]
+        own = self._began + self._ready_s(self._reserved[0])
+        cuts = sorted({own, end, *(at for life in lives for at in life[:2])})
+        total, gains = 0.0, []
+        for left, right in pairwise(at for at in cuts if begin <= at <= end):
+            there = tuple(number for up, down, number in lives if up <= left and right <= down)
+            alone, together = self._rates_of(there)
+            total += (right - left) * alone
+            gains.append((together - alone if left >= own else 0.0, right - left))
+        free = max(0.0, seconds - self._load_s - max(self._tail_s, self._learning))
+        for gain, length in sorted(gains, reverse=True):
+            total += gain * min(free, length)
+            free -= min(free, length)
+        return total
+
+    def _lives(self, machine: Machine, end: float) -> list[tuple[float, float]]:
+        """When it may generate, until `end`."""
+        ready_s = self._ready_s(machine)
+        spans = ((max(self._began, up) + ready_s, min(down, end)) for up, down in machine.up)
+        return [(up, down) for up, down in spans if up < down]
+
+    def _ready_s(self, machine: Machine) -> float:
+        return self._load_s + machine.speed.prefill_s * self._prompts[0]
+
+    def _rates_of(self, there: tuple[int, ...]) -> tuple[float, float]:
+        """Of these spot engines, and of them and the reserved ones."""
+        if there not in self._rates:
+            spot = [self._spot[number] for number in there]
+            self._rates[there] = self._rate(spot), self._rate([*self._reserved, *spot])
+        return self._rates[there]
+
+    def _rate(self, machines: Many[Machine]) -> float:
+        """Tokens per second at most: what a further sample adds to a batch falls, so each goes where it adds most."""
+        adds = [(-full_rate(one.speed, 1), place, 1) for place, one in enumerate(machines) if self._batch(one)]
+        heapq.heapify(adds)
+        total = 0.0
+        for _ in range(self._count):
+            if not adds:
+                break
+            gain, place, batch = heapq.heappop(adds)
+            total -= gain
+            speed = machines[place].speed
+            if batch < self._batch(machines[place]):
+                heapq.heappush(adds, (full_rate(speed, batch) - full_rate(speed, batch + 1), place, batch + 1))
+        return total
+
+    def _batch(self, machine: Machine) -> int:
+        """Of these samples at most."""
+        fitting = self._prompts[: bisect_right(self._prompts, machine.speed.max_context - 1)]
+        held = bisect_right(list(accumulate(fitting)), machine.speed.kv_tokens)
+        return min(machine.speed.max_running, len(fitting), max(1, held))

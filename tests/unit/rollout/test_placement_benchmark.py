@@ -60,7 +60,9 @@ def worst_step(placement: Any, case: str) -> float:
     seed, fleet, workload = HARMFUL[case]
     drawn = placement.draws.draw_fleet(random.Random(f"{seed}/fleet/{fleet}"), fleet)
     load = placement.draws.draw_workload(random.Random(f"{seed}/workload/{workload}"), workload)
-    return max(step.vs_reserved for step in placement.run.run_pair(drawn, load))
+    steps = list(placement.run.run_pair(drawn, load))
+    assert all(step.vs_bound >= 1 for step in steps)
+    return max(step.vs_reserved for step in steps)
 
 
 @pytest.mark.parametrize("case", HARMFUL)
@@ -135,3 +137,16 @@ def test_no_schedule_of_a_tiny_case_beats_the_bound(placement: Any, seed: int) -
     bound = placement.bound.lower_bound(fleet, workload, 0, 0.0)
     assert bound.seconds <= best_s(fleet, workload) + 1e-6
     assert bound.seconds >= 0.5 * best_s(fleet, workload), "a bound that says little"
+
+
+def test_the_reserved_engine_generates_when_it_is_worth_most(placement: Any) -> None:
+    """It makes 100 tokens/s, a spot engine 50 from 1 s to 1.3 s, and 2.66 s of learning take it away: 202 tokens need
+    15 of the spot engine's, and 1.87 s of it. While it learns it is best away when the spot engine is there."""
+    draws = placement.draws
+    fast = draws.Speed(0.01, 1e9, prefill_s=0.0, max_running=1)
+    two = draws.Sequence((200,), (0.0,)), draws.Sequence((1, 1), (0.0, 0.0))
+    prompts = tuple(draws.Prompt(1, (sample,)) for sample in two)
+    workload = draws.Workload("two", (prompts,), budget=200, load_s=1.0, micro=1, learning_share=1.0)
+    gone = draws.Machine(fast._replace(step_s=0.02), ((0.0, 1.3),))
+    fleet = draws.Fleet("one goes", (draws.Machine(fast),), (gone,))
+    assert placement.bound.lower_bound(fleet, workload, 0, 0.0).seconds == pytest.approx(1 + 2.66 + 1.87, rel=1e-3)
