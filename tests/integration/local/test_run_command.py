@@ -126,7 +126,9 @@ def test_sft_with_evaluation_starts_the_reserved_engine_and_shows_what_the_rewar
 
 
 def test_who_interrupts_while_libraries_load_sees_no_traceback() -> None:
-    argv = [sys.executable, "-P", "-X", "importtime", "-c", "from polyrl_cli.start import main; main()", "ls"]
+    # A job in the background of a shell inherits that interrupts are ignored.
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    argv = [sys.executable, "-P", "-X", "importtime", "-c", f"{heeds}; from polyrl_cli.start import main; main()", "ls"]
     started = StartedProcess(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert started.stderr is not None
     next(line for line in started.stderr if line.endswith(" typer\n"))
