@@ -185,14 +185,14 @@ def verdict_deadline_at_once(patch: Patch) -> None:
 
 
 MUTANTS: Final = (
-    Mutant(sample_lost_when_moved, "I5", 4),
+    Mutant(sample_lost_when_moved, "I5", 14),
     Mutant(finished_groups_discarded, "I1", 7),
     Mutant(lost_engines_groups_discarded, "I1", 8),
     Mutant(surplus_ended_early, "I1", 3),
     Mutant(first_rejection_believed, "I1", 28),
     Mutant(stale_too_early, "I1", 1),
     Mutant(dropped_in_silence, "I5", 6),
-    Mutant(verdicts_never_asked_again, "I5", 2),
+    Mutant(verdicts_never_asked_again, "I5", 4),
     Mutant(evaluation_never_complete, "I5", 16),
     Mutant(groups_pass_every_filter, "I2", 6),
     Mutant(evaluation_is_filtered, "I1", 8),
