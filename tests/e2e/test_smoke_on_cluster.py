@@ -12,8 +12,8 @@ from on_cluster import release
 from on_cluster.audit import assert_nothing_lost, read_report
 from on_cluster.command import printed_by
 from on_cluster.faults import Victims, kill_node
-from on_cluster.job import Run, short_job
-from on_cluster.settings import OPERATOR_NAMESPACE, RELEASE
+from on_cluster.job import Manifest, Run, short_job
+from on_cluster.settings import OPERATOR_NAMESPACE, RELEASE, image
 
 STEPS = 60
 STEP = 2
@@ -28,12 +28,13 @@ NATIVE = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 @pytest.mark.timeout(1200)
 def test_install_train_lose_a_machine_complete_uninstall(whole_bed: Cluster, kubectl: Kubectl, tmp_path: Path) -> None:
     release.install(whole_bed.kubeconfig)
-    run = Run(kubectl, short_job("smoke", STEPS))
+    run = Run(kubectl, with_a_sidecar(short_job("smoke", STEPS)))
     run.apply()
     run.await_step(STEP)
     seen_live(run, tmp_path / "report.html")
     kill_node(Victims(whole_bed, kubectl, run=run))
     run.await_complete()
+    eventually("the trainer's machine is free", lambda: have_ended(run.pods("trainer")), GONE_S)
     print(kubectl("get", "prl"))
     assert_nothing_lost(read_report(kubectl, run.name))
     taken_home(run, tmp_path / "fetched")
@@ -41,6 +42,19 @@ def test_install_train_lose_a_machine_complete_uninstall(whole_bed: Cluster, kub
     release.uninstall(whole_bed.kubeconfig)
     eventually("nothing of the release is left", lambda: not left_behind(whole_bed), GONE_S)
     assert Kubectl(whole_bed.kubeconfig)("get", "crd", "polyrljobs.polyrl.dev", "-o", "name").strip()
+
+
+def with_a_sidecar(job: Manifest) -> Manifest:
+    """Something runs beside the trainer that does not end by itself."""
+    beside = {"name": "beside", "image": image("trainer"), "command": ["sleep", "infinity"]}
+    job["spec"].setdefault("trainer", {})["template"] = {"spec": {"containers": [{"name": "trainer"}, beside]}}
+    return job
+
+
+def have_ended(pods: list[Manifest]) -> bool:
+    """No container of theirs runs any more, though one would by itself."""
+    beside = [one["name"] for pod in pods for one in pod["spec"]["initContainers"]]
+    return "beside" in beside and all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in pods)
 
 
 def seen_live(run: Run, page: Path) -> None:
