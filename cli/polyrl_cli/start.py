@@ -6,9 +6,8 @@ import signal
 def main() -> None:
     """Entry point of the `polyrl` command."""
     handler = signal.getsignal(signal.SIGINT)
-    if (
-        handler is signal.default_int_handler
-    ):  # whoever ignores interrupts, as shells do for jobs beside them, goes on so
+    # Whoever ignores interrupts, as shells do for jobs beside them, goes on so.
+    if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from polyrl_cli.app import main as command
 

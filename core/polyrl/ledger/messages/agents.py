@@ -155,15 +155,13 @@ def _within_bounds(transition: Transition, hello: wire.Hello) -> wire.Hello:
         transition.ignore("unverifiedVersion")
     ordered = order_under_way(known, hello)
     serves, falls = hello.weight_version in counts, ordered is not None and ordered.phase is RestPhase.FALLING
+    rests = falls or (hello.sleeps and hello.asleep)  # and serves nothing, whatever it says
     before = (hello.weight_version,) if serves and falls and hello.weight_version >= 0 else ()
     return msgspec.structs.replace(
         hello,
         max_running=min(hello.max_running, config.max_running),
         max_context=min(hello.max_context, config.max_context),
-        # Who sleeps serves nothing, whatever it says.
-        weight_version=hello.weight_version
-        if serves and not (falls or (hello.sleeps and hello.asleep))
-        else NO_VERSION,
+        weight_version=hello.weight_version if serves and not rests else NO_VERSION,
         versions=(*(version for version in hello.versions if version in counts), *before),
     )
 
