@@ -18,6 +18,7 @@ from polyrl_rollout.engines.child import ChildProcess
 from polyrl_rollout.engines.embedded import engine
 
 ENGINE: Final = Path(__file__).with_name("hash_engine.py")
+SCRIPT: Final = (sys.executable, "-m", "polyrl.testing.script")
 
 
 class HashChild(ChildProcess):
@@ -27,7 +28,7 @@ class HashChild(ChildProcess):
     async def start(
         cls, command: Sequence[str], environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
     ) -> ChildProcess:
-        return await ChildProcess.start([sys.executable, str(ENGINE), command[-1]], environment, pass_fds)
+        return await ChildProcess.start([*SCRIPT, str(ENGINE), command[-1]], environment, pass_fds)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,20 @@ Refuses to hold: which faults (see `plan`), what became of the run (see `one_run
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import psutil
-from jobs import MARK, JobKind
+from jobs import JobKind
 from plan import Hand, PlannedFault
 
 from polyrl.errors import UserError
+from polyrl.forks.server import SERVING
+from polyrl.testing.started import words_of
 from polyrl_cli.chaos.kinds import Target
 from polyrl_cli.local.runner import LocalRun
 from polyrl_rollout.testing.power_loss import PowerSwitch
@@ -30,10 +35,10 @@ POLL_S: Final = 0.05
 class Victims:
     """The living processes of one run, for somebody who is not its runner."""
 
-    def __init__(self, kind: JobKind, mark: str) -> None:
-        """`mark`: of the run."""
+    def __init__(self, kind: JobKind, root: Path) -> None:
+        """`root`: the run's folder."""
         self._scripts = {Target.AGENT: kind.agent, Target.TRAINER: kind.trainer, Target.MANAGER: kind.manager}
-        self._mark = mark
+        self._root = root
 
     def end(self, fault: PlannedFault) -> None:
         """Of several the youngest, which may be starting. Raises UserError while there is none, NoSuchProcess."""
@@ -44,24 +49,18 @@ class Victims:
 
     def _of(self, target: Target) -> Iterable[psutil.Process]:
         if target is Target.ENGINE:
-            return [child for agent in self._of(Target.AGENT) for child in agent.children()]
-        marked = [one for one in psutil.Process().children(recursive=True) if is_marked(one, self._mark)]
-        return [one for one in marked if any(word.endswith(self._scripts[target]) for word in _words(one))]
+            below = [child for agent in self._of(Target.AGENT) for child in agent.children()]
+            return [child for child in below if " ".join(words_of(child)) != SERVING]
+        ours = [one for one in psutil.Process().children(recursive=True) if belongs(one, self._root)]
+        return [one for one in ours if any(word.endswith(self._scripts[target]) for word in words_of(one))]
 
 
-def is_marked(process: psutil.Process, mark: str) -> bool:
-    """Whether it belongs to the run with this mark."""
-    try:
-        return process.environ().get(MARK) == mark
-    except psutil.Error:
-        return False
-
-
-def _words(process: psutil.Process) -> Sequence[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return ()
+def belongs(process: psutil.Process, root: Path) -> bool:
+    """Whether it is of the run in this folder: its output goes there, and so does that of whatever it starts. The
+    environment of a process that was forked is not to be seen from outside."""
+    with suppress(OSError):  # it has ended, or is somebody else's
+        return Path(os.readlink(f"/proc/{process.pid}/fd/2")).is_relative_to(root)
+    return False
 
 
 class FaultInjector:

@@ -25,9 +25,6 @@ from polyrl_cli.local.run_folder import RunFolder
 
 HERE: Final = Path(__file__).parent
 
-MARK: Final = "POLYRL_FAULTS_RUN"
-"""Environment variable of all processes of a run: by it those that outlived it are found."""
-
 AHEAD: Final = "POLYRL_FAULTS_AHEAD"
 """Environment variable of the hashed job's trainer: the job's `maxStaleness`."""
 
@@ -77,7 +74,7 @@ class JobKind:
         return PolyRLJob.model_validate({**kind, "spec": spec})
 
     def workers(self, folder: RunFolder, run_epoch: int) -> Workers:
-        """The job's own, with the two scripts in their places, all of them marked."""
+        """The job's own, with the three scripts in their places."""
         place = RunLocation(
             str(folder.root),
             str(folder.root),
@@ -88,27 +85,19 @@ class JobKind:
         wanted = workers_of(self.manifest().spec, place)
         assert wanted.manager is not None
         assert wanted.rollout is not None
-        mark = str(folder.root)
         trainer = dataclasses.replace(wanted.trainer, env={**wanted.trainer.env, AHEAD: str(self.ahead)})
         return dataclasses.replace(
             wanted,
-            manager=marked(started_by(wanted.manager, HERE / self.manager), mark),
-            trainer=marked(started_by(trainer, HERE / self.trainer), mark),
-            rollout=marked(started_by(wanted.rollout, HERE / self.agent), mark),
+            manager=started_by(wanted.manager, HERE / self.manager),
+            trainer=started_by(trainer, HERE / self.trainer),
+            rollout=started_by(wanted.rollout, HERE / self.agent),
         )
 
 
-def marked(worker: Worker, mark: str) -> Worker:
-    """The worker with the run's mark in its environment."""
-    return dataclasses.replace(worker, env={**worker.env, MARK: mark})
-
-
 def started_by(worker: Worker, script: Path) -> Worker:
-    """The worker with `script`, which may import its neighbours, in the place of `-m module`."""
-    python, _, _, *rest = worker.argv
-    folders = [str(script.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**worker.env, "PYTHONPATH": os.pathsep.join(folders)}
-    return dataclasses.replace(worker, argv=(python, str(script), *rest), env=env)
+    """The worker with `script`, which may import its neighbours, in the place of its module."""
+    python, flag, _, *rest = worker.argv
+    return dataclasses.replace(worker, argv=(python, flag, "polyrl.testing.script", str(script), *rest))
 
 
 def write_inputs(root: Path) -> None:

@@ -20,13 +20,15 @@ import msgspec
 import psutil
 from computed import hashed_outcome
 from hash_trainer import DROPPED
-from injector import FaultInjector, Victims, is_marked
+from injector import FaultInjector, Victims, belongs
 from jobs import JobKind, write_inputs
 from outcome import Outcome, differences, read_outcome
 from plan import PlannedFault
 
+from polyrl.forks import ForkServer
 from polyrl.ledger.events import Moved
 from polyrl.sample import DiscardReason
+from polyrl.testing.started import words_of
 from polyrl.wire import GroupDropped
 from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.inspection.journal_reader import open_journal
@@ -57,17 +59,24 @@ class RunResult:
     violations: Sequence[str]
 
 
-def run_job(root: Path, kind: JobKind, faults: Sequence[PlannedFault], undisturbed: Outcome | None) -> RunResult:
-    """Runs in the empty folder `root`. `undisturbed`: what must come out; None when nobody knows it yet."""
+def run_job(
+    root: Path,
+    kind: JobKind,
+    faults: Sequence[PlannedFault],
+    undisturbed: Outcome | None,
+    forks: ForkServer | None = None,
+) -> RunResult:
+    """Runs in the empty folder `root`. `undisturbed`: what must come out; None when nobody knows it yet. `forks`: makes
+    the processes that it takes."""
     write_inputs(root)
     folder = RunFolder(root)
     began = time.monotonic()
     with locked(folder):
         run_epoch = prepare_folder(folder, kind.manifest(), root)
-        injected, violations = asyncio.run(_run(folder, run_epoch, kind, faults, undisturbed))
+        injected, violations = asyncio.run(_run(folder, run_epoch, kind, faults, undisturbed, forks))
     seconds = time.monotonic() - began
     outcome, broken = _outcome(root, kind, undisturbed)
-    violations += [*broken, *orphans(str(root)), *_dropped(root)]
+    violations += [*broken, *orphans(root), *_dropped(root)]
     if not (root / JOURNAL).exists():
         return RunResult(injected, seconds, moved=0, outcome=outcome, violations=[*violations, "there is no journal"])
     violations += _broken_invariants(root)
@@ -75,13 +84,18 @@ def run_job(root: Path, kind: JobKind, faults: Sequence[PlannedFault], undisturb
 
 
 async def _run(
-    folder: RunFolder, run_epoch: int, kind: JobKind, faults: Sequence[PlannedFault], undisturbed: Outcome | None
+    folder: RunFolder,
+    run_epoch: int,
+    kind: JobKind,
+    faults: Sequence[PlannedFault],
+    undisturbed: Outcome | None,
+    forks: ForkServer | None,
 ) -> tuple[Sequence[PlannedFault], list[str]]:
     client = LocalManager(folder.endpoints, folder.keys / "operator.key", run_epoch)
     timeline = Timeline(folder.timeline, time.monotonic, lambda _: None)
-    local = LocalRun(kind.workers(folder, run_epoch), ProcessFleet(folder.logs), client, timeline, folder.keys)
+    local = LocalRun(kind.workers(folder, run_epoch), ProcessFleet(folder.logs, forks), client, timeline, folder.keys)
     tokens = 0 if undisturbed is None else undisturbed.tokens
-    injector = FaultInjector(local, Victims(kind, str(folder.root)), faults, tokens)
+    injector = FaultInjector(local, Victims(kind, folder.root), faults, tokens)
     injecting = asyncio.create_task(injector.inject_all())
     violations: list[str] = []
     try:
@@ -109,13 +123,12 @@ def _outcome(root: Path, kind: JobKind, undisturbed: Outcome | None) -> tuple[Ou
     return outcome, list(differences(outcome, undisturbed or outcome))
 
 
-def orphans(mark: str) -> Iterable[str]:
+def orphans(root: Path) -> Iterable[str]:
     """Processes of the run that live on."""
-    left = [process for process in psutil.process_iter() if is_marked(process, mark)]
+    left = [process for process in psutil.process_iter() if belongs(process, root)]
     _, alive = psutil.wait_procs(left, timeout=GONE_S)
     for process in alive:
-        with process.oneshot():
-            yield f"process {process.pid} outlived the run: {' '.join(process.cmdline())}"
+        yield f"process {process.pid} outlived the run: {' '.join(words_of(process))}"
 
 
 def _moves(root: Path) -> int:

@@ -26,7 +26,9 @@ from one_run import RunResult, run_job
 from outcome import Outcome
 from plan import Hand, PlannedFault, draw, draw_harder, stated
 
+from polyrl.forks import ForkServer
 from polyrl_cli.chaos.kinds import ChaosAction, Target
+from polyrl_cli.local.loaded import loaded_libraries
 
 COLUMNS: Final = (ChaosAction.KILL, ChaosAction.FREEZE, Hand.OUTSIDE, Hand.POWER)
 
@@ -34,12 +36,14 @@ COLUMNS: Final = (ChaosAction.KILL, ChaosAction.FREEZE, Hand.OUTSIDE, Hand.POWER
 class Series:
     """All runs of one command."""
 
-    def __init__(self, out: Path, draw_faults: Callable[[int], list[PlannedFault]]) -> None:
-        """`draw_faults`: of a seed."""
+    def __init__(
+        self, out: Path, draw_faults: Callable[[int], list[PlannedFault]], forks: ForkServer | None = None
+    ) -> None:
+        """`draw_faults`: of a seed; `forks`: makes the processes that it takes."""
         self.results: dict[str, RunResult] = {}
         """By name, faulty ones too."""
         self.failed: list[int] = []
-        self._out, self._draw = out, draw_faults
+        self._out, self._draw, self._forks = out, draw_faults, forks
         self._undisturbed: dict[str, Outcome] = {}
 
     def run(self, seed: int, kind: JobKind) -> None:
@@ -62,7 +66,7 @@ class Series:
     def _run_one(self, name: str, kind: JobKind, faults: list[PlannedFault], undisturbed: Outcome | None) -> RunResult:
         root = self._out / name
         root.mkdir(parents=True)
-        result = self.results[name] = run_job(root, kind, faults, undisturbed)
+        result = self.results[name] = run_job(root, kind, faults, undisturbed, self._forks)
         planned = "; ".join(map(str, faults)) or "none"
         verdict = "NOT EQUAL" if result.violations else "equal"
         print(f"{name:<20} {result.seconds:6.1f} s  {result.moved:3} moves  {verdict}  {planned}", flush=True)
@@ -141,10 +145,11 @@ def main() -> int:
     hashed = dataclasses.replace(HASHED, ahead=options.ahead, deadline_s=options.deadline)
     real = dataclasses.replace(REAL, ranks=options.ranks)
     drawn = draw_harder if options.harder else draw
-    series = Series(out.resolve(), lambda seed: options.fault or drawn(seed))
-    for seed in range(options.seed, options.seed + options.runs):
-        is_real = options.real_every and seed % options.real_every == 0
-        series.run(seed, real if is_real else hashed)
+    with loaded_libraries() as forks:
+        series = Series(out.resolve(), lambda seed: options.fault or drawn(seed), forks)
+        for seed in range(options.seed, options.seed + options.runs):
+            is_real = options.real_every and seed % options.real_every == 0
+            series.run(seed, real if is_real else hashed)
     print(series.table())
     if series.failed:
         print(f"seeds of runs that failed: {', '.join(map(str, series.failed))}")

@@ -26,8 +26,10 @@ from killer import Killer, LeaseOnly, longest_s
 from plan import MODEL, PROMPT_TOKENS, PROMPTS, Plan
 from reference import decode
 
+from polyrl.forks import ForkServer
 from polyrl.worker import RunLocation, Worker, Workers, workers_of
 from polyrl_cli.local.chaos import FaultSchedule
+from polyrl_cli.local.loaded import loaded_libraries
 from polyrl_cli.local.manager import LocalManager
 from polyrl_cli.local.process_fleet import ProcessFleet
 from polyrl_cli.local.run_folder import RunFolder, locked, prepare_folder
@@ -67,18 +69,18 @@ def workers(plan: Plan, folder: RunFolder, run_epoch: int) -> Workers:
 
 
 def started_by(worker: Worker, *script: str) -> Worker:
-    """The worker with `script` in the place of `-m module`."""
+    """The worker with `script` in the place of its module."""
     python, flag, _, *rest = worker.argv
     assert flag == "-m"
-    return dataclasses.replace(worker, argv=(python, *script, *rest))
+    return dataclasses.replace(worker, argv=(python, flag, "polyrl.testing.script", *script, *rest))
 
 
-async def run(folder: RunFolder, run_epoch: int, plan: Plan) -> list[Kill]:
+async def run(folder: RunFolder, run_epoch: int, plan: Plan, forks: ForkServer | None) -> list[Kill]:
     """The whole run. Raises RuntimeError when it does not end well, TimeoutError when it does not end."""
     client_class = LocalManager if plan.exits_reported else LeaseOnly
     client = client_class(folder.endpoints, folder.keys / "operator.key", run_epoch)
     timeline = Timeline(folder.timeline, time.monotonic, lambda _: None)
-    fleet = ProcessFleet(folder.logs)
+    fleet = ProcessFleet(folder.logs, forks)
     local = LocalRun(workers(plan, folder, run_epoch), fleet, client, timeline, folder.keys)
     killer = Killer(local, fleet, plan)
     killing = asyncio.create_task(killer.kill())
@@ -101,8 +103,8 @@ def measure(root: Path, plan: Plan) -> Report:
     (root / "workload.json").write_bytes(msgspec.json.encode(plan.workload(reference.prompts)))
     folder = RunFolder(root)
     began = time.monotonic()
-    with locked(folder):
-        kills = asyncio.run(run(folder, prepare_folder(folder, plan.job(), root), plan))
+    with locked(folder), loaded_libraries() as forks:
+        kills = asyncio.run(run(folder, prepare_folder(folder, plan.job(), root), plan, forks))
     return judge(root, kills, reference, plan, time.monotonic() - began)
 
 

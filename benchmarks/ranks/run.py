@@ -25,6 +25,7 @@ from typing import Final
 import psutil
 
 from polyrl.parent_death_signal import PARENT_PID
+from polyrl.testing.started import StartedProcess, words_of
 from polyrl.worker import TEMPORARY_EXIT
 from polyrl_trainer.backends.training_state import RNG_FILE
 from polyrl_trainer.checkpoints import checksum
@@ -65,10 +66,11 @@ class Start:
     """One start of a group, with the number of its steps so far."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("rank_run.py")), str(folder)]
-        command += ["--ranks", str(ranks), "--steps", str(STEPS)]
+        script = (sys.executable, "-m", "polyrl.testing.script", str(Path(__file__).with_name("rank_run.py")))
+        command = [*script, str(folder), "--ranks", str(ranks), "--steps", str(STEPS)]
         env = {**os.environ, PARENT_PID: str(os.getpid()), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+        pipe = subprocess.PIPE
+        self.process = StartedProcess(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=env)
         self.steps = 0
         self.output: list[str] = []
         self._stepped = threading.Condition()
@@ -127,12 +129,7 @@ def victim(group: Sequence[psutil.Process], rank: int) -> psutil.Process | None:
     """The leader for rank 0, else one of the followers; None where it has not started yet."""
     if rank == 0:
         return group[0] if group else None
-    followers = []
-    for one in group[1:]:
-        try:
-            followers += [one] if FOLLOWER in one.cmdline() else []
-        except psutil.Error:
-            continue
+    followers = [one for one in group[1:] if FOLLOWER in words_of(one)]
     return followers[rank - 1] if len(followers) >= rank else None
 
 

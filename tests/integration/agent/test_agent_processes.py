@@ -22,6 +22,7 @@ from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.partition_signals import HEAL, PARTITION, PARTITION_IN, PARTITION_OUT
 from polyrl.sample import Group, Purpose, SamplingParams, Scored
+from polyrl.testing.started import StartedProcess
 from polyrl.wire import pack_ids, unpack_ids
 from polyrl_operator.secret import write_engine_keys, write_run_keys
 from polyrl_rollout.manager.server import Listen, Manager
@@ -48,17 +49,16 @@ class Site:
 
     def __init__(self, keys: Path, manager: Manager, client: RolloutClient, publisher: WeightPublisher) -> None:
         self.keys, self.manager, self.client, self.publisher = keys, manager, client, publisher
-        self.agents: dict[str, asyncio.subprocess.Process] = {}
+        self.agents: dict[str, StartedProcess] = {}
 
     async def start_agent(self, name: str, *more: str) -> None:
-        script = Path(__file__).with_name("agent_on_fake_engine.py")
+        script = (sys.executable, "-m", "polyrl.testing.script", Path(__file__).with_name("agent_on_fake_engine.py"))
         keys = self.keys / f"{name}.key"
         if name not in self.agents:
             await asyncio.to_thread(write_engine_keys, self.keys, name)
-        argv = (str(script), str(keys), self.manager.endpoints.agents, str(EPOCH), name, str(SPEED))
-        argv += more
+        argv = (*script, keys, self.manager.endpoints.agents, str(EPOCH), name, str(SPEED), *more)
         env = {**os.environ, parent_death_signal.PARENT_PID: str(os.getpid())}
-        self.agents[name] = await asyncio.create_subprocess_exec(sys.executable, *argv, env=env)
+        self.agents[name] = await asyncio.to_thread(StartedProcess, argv, env=env)
 
     async def publish(self, version: int) -> None:
         tensors = {"w": torch.full((1000,), float(version))}
@@ -101,6 +101,11 @@ class Site:
             await self.client.score(turn.response.sample, turn.response.turn, 1.0, {})
 
 
+async def ended(agent: StartedProcess) -> int:
+    """Its exit code."""
+    return await asyncio.to_thread(agent.wait, DEADLINE_S)
+
+
 @asynccontextmanager
 async def open_site(folder: Path) -> AsyncIterator[Site]:
     keys = folder / "keys"
@@ -115,9 +120,8 @@ async def open_site(folder: Path) -> AsyncIterator[Site]:
                 yield site
             finally:
                 for agent in site.agents.values():
-                    if agent.returncode is None:
-                        agent.kill()
-                    await agent.wait()
+                    agent.kill()
+                    await ended(agent)
         manager.stop()
         await running
     await asyncio.to_thread(publisher.close)
@@ -169,7 +173,7 @@ async def test_agents_killed_and_preempted_mid_stream_cost_no_token(site: Site) 
     await asyncio.sleep(moment)  # the kill falls at a random moment, not at an event
     site.agents["killed"].kill()
     site.agents["preempted"].send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(site.agents["preempted"].wait(), DEADLINE_S) == 0
+    assert await ended(site.agents["preempted"]) == 0
     scored = await asyncio.wait_for(training, DEADLINE_S)
     check_exact(scored)
     makers = {span.engine for sample in scored for span in sample.response.spans}
@@ -227,9 +231,9 @@ async def test_a_notice_in_the_clouds_metadata_costs_no_token(
     await site.until_serving(2)
     training = asyncio.create_task(site.train())
     await asyncio.sleep(0.5)  # in mid-stream
-    assert site.agents["noticed"].returncode is None
+    assert site.agents["noticed"].poll() is None
     cloud.take_away(NOTICE_S)
-    assert await asyncio.wait_for(site.agents["noticed"].wait(), DEADLINE_S) == 0
+    assert await ended(site.agents["noticed"]) == 0
     check_exact(await asyncio.wait_for(training, DEADLINE_S))
     status = site.manager.status()
     assert status.engines_lost == 0, "it said goodbye"
@@ -264,7 +268,7 @@ async def test_an_agent_that_is_started_again_under_its_name_costs_no_token(site
     for _ in range(2):
         await asyncio.sleep(0.5)  # in mid-stream
         site.agents["restarts"].kill()
-        await site.agents["restarts"].wait()
+        await ended(site.agents["restarts"])
         await site.start_agent("restarts")
     check_exact(await asyncio.wait_for(training, DEADLINE_S))
     assert site.manager.status().samples.acknowledged == GROUPS * SAMPLES
@@ -282,5 +286,5 @@ async def test_agents_drain_and_leave_nothing_when_the_run_is_over(site: Site) -
             await asyncio.sleep(0.02)
     await site.client.finish(True, "done")
     for agent in site.agents.values():
-        assert await asyncio.wait_for(agent.wait(), DEADLINE_S) == 0
+        assert await ended(agent) == 0
     assert not list(default_base().glob("polyrl-agent-processes-*"))

@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from polyrl.testing.started import ran
+
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "faults"
 DEADLINE_S = 900
 
@@ -24,8 +26,8 @@ pytestmark = pytest.mark.timeout(DEADLINE_S)
 
 def inject(out: Path, *options: str) -> str:
     """What a series says in which every run was equal to the undisturbed one."""
-    argv = [sys.executable, str(FOLDER / "run.py"), *options, "--out", str(out / "runs")]
-    run = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    argv = [sys.executable, "-m", "polyrl.testing.script", str(FOLDER / "run.py"), *options, "--out", str(out / "runs")]
+    run = ran(argv, timeout_s=DEADLINE_S)
     print(run.stdout, run.stderr)
     assert run.returncode == 0
     return run.stdout
@@ -52,14 +54,16 @@ def test_training_with_faults_equals_training_without(tmp_path: Path) -> None:
     )
 
 
-def test_a_process_that_outlives_its_run_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_outlives_its_run_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    one_run, jobs = importlib.import_module("one_run"), importlib.import_module("jobs")
+    one_run = importlib.import_module("one_run")
     monkeypatch.setattr(one_run, "GONE_S", 0.1)
-    sleeper = subprocess.Popen(["sleep", "60"], env={jobs.MARK: "a run"})
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / "log").open("wb") as log:
+        sleeper = subprocess.Popen(["sleep", "60"], stderr=log)
     try:
-        assert [str(sleeper.pid) in orphan for orphan in one_run.orphans("a run")] == [True]
-        assert list(one_run.orphans("another run")) == []
+        assert [str(sleeper.pid) in orphan for orphan in one_run.orphans(tmp_path / "run")] == [True]
+        assert list(one_run.orphans(tmp_path / "another run")) == []
     finally:
         sleeper.kill()
         sleeper.wait()

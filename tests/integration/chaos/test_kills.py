@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from polyrl.testing.started import ran
 
 RUN = Path(__file__).parents[3] / "benchmarks" / "kills" / "run.py"
 DEADLINE_S = 500
@@ -29,8 +30,9 @@ def kill(folder: Path, tokens: int, kills: int, *options: str) -> Report:
     """The report of a run that kept all promises."""
     seed = int(os.environ.get("POLYRL_SEED") or random.randrange(1 << 30))
     print("seed", seed)
-    argv = [sys.executable, str(RUN), "--kills", str(kills), "--seed", str(seed), "--tokens", str(tokens), *options]
-    run = subprocess.run([*argv, "--out", str(folder)], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    script = [sys.executable, "-m", "polyrl.testing.script", str(RUN)]
+    argv = [*script, "--kills", str(kills), "--seed", str(seed), "--tokens", str(tokens), *options]
+    run = ran([*argv, "--out", str(folder)], timeout_s=DEADLINE_S)
     print(run.stdout, run.stderr)
     report: Report = json.loads(run.stdout)
     assert report["violations"] == []
@@ -42,7 +44,7 @@ def kill(folder: Path, tokens: int, kills: int, *options: str) -> Report:
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
     """Of short and of long responses."""
-    pace = ("--between", "3000", "6000")
+    pace = ("--between", "1500", "3000")
     return [kill(tmp_path_factory.mktemp("kills"), tokens, 3, *pace) for tokens in (SHORT, LONG)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from polyrl.errors import DiskRefused
-from polyrl.testing.started import words_of
+from polyrl.testing.started import ran, words_of
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.backends import training_state
 from polyrl_trainer.backends.configs import EngineConfig
@@ -43,8 +42,8 @@ def learner(ranks: LearnerGroup) -> Learner:
 @pytest.mark.slow
 def test_killed_ranks_leave_nobody_and_change_nothing() -> None:
     """The second kill of this seed hits the leader."""
-    command = [sys.executable, str(RANKS), "--kills", "2", "--seed", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    command = [sys.executable, "-m", "polyrl.testing.script", str(RANKS), "--kills", "2", "--seed", "2"]
+    done = ran(command, timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the leader" in done.stdout
     assert "rank 1" in done.stdout
