@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -56,10 +57,10 @@ class Results(msgspec.Struct):
         self.optimizer_steps += taken
         self.skipped_steps += not taken
 
-    def count_dropped(self, dropped: Mapping[str, int]) -> None:
-        """Adds a step's dropped groups by reason."""
-        for reason, count in dropped.items():
-            self.dropped_groups[reason] = self.dropped_groups.get(reason, 0) + count
+    def count_dropped(self, dropped: Counter[str]) -> None:
+        """Takes dropped groups by reason."""
+        self.dropped_groups = dict(Counter(self.dropped_groups) + dropped)
+        dropped.clear()
 
 
 class TrainerState(msgspec.Struct):
