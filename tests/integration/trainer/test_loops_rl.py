@@ -339,7 +339,7 @@ async def test_a_stop_while_samples_of_a_later_mini_batch_are_awaited_saves_thos
     assert results.rl_step_seconds > whole["timing_s/step"]
     assert results.dropped_groups == {"engineRejected": 2}, "one of each step"
     assert len(resumed.backend.steps) == 5
-    whole_step, newest = (find_checkpoint(tmp_path / "checkpoints", step)[0] for step in (1, None))
+    whole_step, newest = (find_checkpoint(tmp_path / "checkpoints", step) for step in (1, None))
     assert newest == latest(tmp_path)
     assert newest.name == "rl-step-000001-and-000004-groups"
     kept = read_checkpoint(whole_step)
