@@ -154,7 +154,8 @@ class Session:
         if newest is None:
             return f"nothing is saved{f': {why}' if why else ''}"
         now = checkpoint_name(self.state)
-        rest = "" if newest.name >= now else f", and nothing after it up to {now}"
+        is_newest = newest.name == now or not self.state.has_learned
+        rest = "" if is_newest else f", and nothing after it up to {now}"
         return f"{newest.name} is saved{rest}{f': {why}' if why else ''}"
 
     async def save(self, backend: TrainingBackend) -> None:

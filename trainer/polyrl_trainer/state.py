@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -56,11 +55,6 @@ class Results(msgspec.Struct):
         """One more, or one that was skipped."""
         self.optimizer_steps += taken
         self.skipped_steps += not taken
-
-    def count_dropped(self, dropped: Counter[str]) -> None:
-        """Takes dropped groups by reason."""
-        self.dropped_groups = dict(Counter(self.dropped_groups) + dropped)
-        dropped.clear()
 
 
 class TrainerState(msgspec.Struct):

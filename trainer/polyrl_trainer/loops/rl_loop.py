@@ -22,6 +22,7 @@ who is awaited.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -190,7 +191,8 @@ class RlStep:
         state, cursor = self._session.state, self._parts.prompts.state(self._ahead.not_begun())
         state.finish_step(cursor, self._sums, left_after=left_after)
         state.carried = self._ahead.carried_prompts
-        state.results.count_dropped(self._parts.supply.dropped)
+        state.results.dropped_groups = dict(Counter(state.results.dropped_groups) + self._parts.supply.dropped)
+        self._parts.supply.dropped.clear()
         self._clock.end(state.results)
 
     async def _train_streamed(self, groups: TrainingGroups) -> bool:
