@@ -47,6 +47,7 @@ from polyrl_trainer.data.model_files import ModelFiles
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import AdoptedGroups, GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
+from polyrl_trainer.loops.mini_batches import mini_batches_left
 from polyrl_trainer.loops.rl_loop import RolloutSide
 from polyrl_trainer.loops.stages import Stages
 from polyrl_trainer.metrics import METRICS, MetricsLogger, newest_moment, rewind_metrics
@@ -194,6 +195,7 @@ def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tu
     checkpoints = Checkpoints(arguments.run, recipe.checkpoint.keep, files.write, store=store)
     checkpoints.start()
     state = TrainerState(seed=recipe.seed, stage=STAGE_OF_MODE[recipe.mode])
+    torch.manual_seed(recipe.seed)  # of what an own loss draws; a checkpoint holds how far it got
     resumed_from = checkpoints.newest() if arguments.resume is None else latest(arguments.resume)
     if resumed_from is not None:
         state = _resumed_state(resumed_from, job)
@@ -223,6 +225,7 @@ def _resumed_state(checkpoint: Path, job: PolyRLJob) -> TrainerState:
         raise InvalidData(f"{checkpoint}: is of stage {stage}, which mode {mode} does not have")
     if state.seed != recipe.seed:
         raise InvalidData(f"{checkpoint}: was made with seed {state.seed}, the manifest says {recipe.seed}")
+    mini_batches_left(recipe.algorithm, state.trained_groups)  # refuses before anything is awaited
     return state
 
 

@@ -153,9 +153,9 @@ class Session:
         newest, why = self.checkpoints.newest(), self.saves.why_unsaved() or self.skipped
         if newest is None:
             return f"nothing is saved{f': {why}' if why else ''}"
-        now = checkpoint_name(self.state.stage, self.state.step)
-        more = "" if newest.name == now else f" up to {now}"
-        rest = "" if newest.name >= now and not self.skipped else f", and nothing after it{more}"
+        now = checkpoint_name(self.state)
+        is_newest = newest.name == now or not self.state.has_learned
+        rest = "" if is_newest else f", and nothing after it up to {now}"
         return f"{newest.name} is saved{rest}{f': {why}' if why else ''}"
 
     async def save(self, backend: TrainingBackend) -> None:

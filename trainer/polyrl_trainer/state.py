@@ -56,11 +56,6 @@ class Results(msgspec.Struct):
         self.optimizer_steps += taken
         self.skipped_steps += not taken
 
-    def count_dropped(self, dropped: Mapping[str, int]) -> None:
-        """Adds a step's dropped groups by reason."""
-        for reason, count in dropped.items():
-            self.dropped_groups[reason] = self.dropped_groups.get(reason, 0) + count
-
 
 class TrainerState(msgspec.Struct):
     """Where the run is."""

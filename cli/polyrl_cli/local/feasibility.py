@@ -14,7 +14,7 @@ from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal, assign_gpus
 from polyrl.local.gpu_memory import gpu_fault, gpu_notes
 from polyrl.local.memory import Machine, engines_fault, memory_fault
 from polyrl.manifest.job import PolyRLJob, read_job
-from polyrl.manifest.rules.resumption import changed_fields
+from polyrl.manifest.rules.resumption import changed_fields, mini_batch_fault
 from polyrl.memory.sizes import ModelSizes
 from polyrl_cli.local.gpus import gpus_here
 from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
@@ -71,10 +71,13 @@ def _faults(job: PolyRLJob, resumed: RunFolder | None, too_large: tuple[str, str
     if resumed is not None and any(resumed.checkpoints.glob("[!.]*/COMPLETE.json")):
         for path, sentence in changed_fields(read_job(resumed.job).spec, job.spec):
             yield ManifestFault(("spec", *path), sentence)
-        done, wanted = rl_steps_kept(resumed), job.spec.recipe.algorithm.steps
-        if done > wanted:
-            sentence = f"{wanted} steps, but the newest checkpoint is of step {done}: ask for {done} or more"
-            yield ManifestFault(("spec", "recipe", "algorithm", "steps"), sentence)
+        algorithm, (done, groups) = job.spec.recipe.algorithm, rl_steps_kept(resumed)
+        if (begun := done + bool(groups)) > algorithm.steps:
+            of = f"{'in the middle of' if groups else 'of'} step {begun}"
+            sentence = f"{algorithm.steps} steps, but the newest checkpoint is {of}: ask for {begun} or more"
+            yield _fault("recipe.algorithm.steps", sentence)
+        if sentence := mini_batch_fault(algorithm, groups):
+            yield _fault("recipe.algorithm.miniBatchPrompts", sentence)
 
 
 def this_machine(*, has_gpu: bool) -> Machine:

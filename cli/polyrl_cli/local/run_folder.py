@@ -284,6 +284,7 @@ class _TrainerState(msgspec.Struct):
 
     stage: str
     step: int
+    trained_groups: int = 0
 
 
 class _CheckpointSeal(msgspec.Struct):
@@ -293,14 +294,12 @@ class _CheckpointSeal(msgspec.Struct):
     """Counts the saves of a folder."""
 
 
-def rl_steps_kept(folder: RunFolder) -> int:
-    """Whole RL steps in the newest complete checkpoint, which a trainer started here goes on from; 0 without one.
-    Raises UserError naming a checkpoint that cannot be read."""
+def rl_steps_kept(folder: RunFolder) -> tuple[int, int]:
+    """Whole RL steps in the newest complete checkpoint, which a trainer started here goes on from, and learned groups
+    of the next one; 0 without one. Raises UserError naming a checkpoint that cannot be read."""
     newest = newest_checkpoint(folder)
-    if newest is None:
-        return 0
-    kept = _read_as(_TrainerState, newest / STATE)
-    return kept.step if kept.stage == "rl" else 0
+    kept = None if newest is None else _read_as(_TrainerState, newest / STATE)
+    return (0, 0) if kept is None or kept.stage != "rl" else (kept.step, kept.trained_groups)
 
 
 def newest_checkpoint(folder: RunFolder) -> Path | None:

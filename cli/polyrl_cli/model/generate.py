@@ -101,7 +101,7 @@ def weights_folder(place: Path, step: int | None) -> Path:
         if step is not None:
             raise UserError(f"--step {step}: {place} is one model, not a run")
         return place
-    return find_checkpoint(existing_folder(place, str(place)).checkpoints, step)[0] / MODEL
+    return find_checkpoint(existing_folder(place, str(place)).checkpoints, step) / MODEL
 
 
 def prompt_ids(tokenizer: Any, prompt: str, *, chat: bool, system_prompt: str = "") -> list[int]:

@@ -65,9 +65,9 @@ def read_seal(content: bytes, place: str) -> CheckpointFiles:
         raise UserError(f"{place}: not written by PolyRL: {error}") from error
 
 
-def find_checkpoint(checkpoints: Path, step: int | None) -> tuple[Path, bool]:
-    """The newest complete checkpoint, or that of `step`, and whether it is the newest. Raises UserError when there is
-    none, and says which there are."""
+def find_checkpoint(checkpoints: Path, step: int | None) -> Path:
+    """The newest complete checkpoint, or that of `step`. Raises UserError when there is none, and says which there
+    are."""
     seals = {file.parent: read_seal(file.read_bytes(), str(file)) for file in checkpoints.glob(f"[!.]*/{SEAL}")}
     found = sorted(seals, key=lambda path: (seals[path].serial, path.name))
     if not found:
@@ -75,7 +75,7 @@ def find_checkpoint(checkpoints: Path, step: int | None) -> tuple[Path, bool]:
     wanted = [path for path in found if step is None or path.name.endswith(f"-step-{step:06d}")]
     if not wanted:
         raise UserError(f"--step {step}: the run has kept {', '.join(path.name for path in found)}")
-    return wanted[-1], wanted[-1] == found[-1]
+    return wanted[-1]
 
 
 @contextmanager

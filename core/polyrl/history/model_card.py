@@ -40,6 +40,8 @@ class ModelOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     stage: str
     step: int
     """Whole steps of `stage` that these weights have seen."""
+    groups: int = 0
+    """Of the step after it that they have seen as well."""
     seed: int
     chat: bool
     """Prompts went through the chat template; else they began the text as they were."""
@@ -121,7 +123,8 @@ def _body(origin: ModelOrigin) -> Iterator[str]:
     yield f"# {origin.job}"
     yield ""
     yield f"Trained with PolyRL {origin.polyrl_version} from {_cell(origin.base_model)}."
-    yield f"These are the weights after step {origin.step} of stage {origin.stage}."
+    begun = f" and {origin.groups} groups of the next" if origin.groups else ""
+    yield f"These are the weights after step {origin.step} of stage {origin.stage}{begun}."
     yield ""
     yield "| | |"
     yield "|---|---|"

@@ -116,6 +116,13 @@ def test_top_says_why_it_cannot_ask_the_manager_and_asks_again(run: Path) -> Non
     assert "cannot be asked" in second
 
 
+def left_in_mid_step(run: Path, groups: int) -> None:
+    left = run / f"checkpoints/rl-step-000003-and-{groups:06d}-groups"
+    left.mkdir()
+    (left / "COMPLETE.json").write_text('{"files": {}, "serial": 2}')
+    (left / "state.json").write_text(json.dumps({"stage": "rl", "step": 3, "trained_groups": groups}))
+
+
 REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "seal is empty": (
         lambda run: (run / "checkpoints/rl-step-000003/COMPLETE.json").write_text(""), [], "not a trainer's state",
@@ -124,6 +131,15 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "fewer steps than done": (
         lambda run: None, ["--set=spec.recipe.algorithm.steps=2", "--set=spec.faultInjection=[]"],
         "the newest checkpoint is of step 3",
+    ),
+    "as many steps as done, where another is begun": (
+        lambda run: left_in_mid_step(run, 4), ["--set=spec.recipe.algorithm.steps=3", "--set=spec.faultInjection=[]"],
+        "3 steps, but the newest checkpoint is in the middle of step 4: ask for 4 or more",
+    ),
+    "another mini-batch than that of the step which is begun": (
+        lambda run: left_in_mid_step(run, 4), ["--set=spec.recipe.algorithm.promptsPerStep=10",
+                                               "--set=spec.recipe.algorithm.miniBatchPrompts=5"],
+        "the checkpoint has learned 4 groups of the next step, and what is left of promptsPerStep 10 is no multiple of",
     ),
 }  # fmt: skip
 

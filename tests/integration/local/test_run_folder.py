@@ -30,12 +30,12 @@ def checkpoint(root: Path, stage: str, step: int, serial: int, complete: bool = 
 
 def test_rl_steps_are_those_of_the_newest_complete_checkpoint(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    assert rl_steps_kept(run) == 0
+    assert rl_steps_kept(run) == (0, 0)
     checkpoint(tmp_path, "sft", 40, serial=1)
-    assert rl_steps_kept(run) == 0
+    assert rl_steps_kept(run) == (0, 0)
     checkpoint(tmp_path, "rl", 25, serial=2)
     checkpoint(tmp_path, "rl", 50, serial=3, complete=False)
-    assert rl_steps_kept(run) == 25
+    assert rl_steps_kept(run) == (25, 0)
 
 
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,8 @@ def run(tmp_path: Path, uri: str) -> Callable[[str], Checkpoints]:
     return start
 
 
-def save(checkpoints: Checkpoints, step: int, *, done: bool = False) -> Path:
-    state = TrainerState(seed=1, stage=TrainingStage.SFT, step=step, stage_done=done)
+def save(checkpoints: Checkpoints, step: int, *, done: bool = False, groups: int = 0) -> Path:
+    state = TrainerState(seed=1, stage=TrainingStage.SFT, step=step, stage_done=done, trained_groups=groups)
     return checkpoints.save(state, Weights()).result(WAIT_S)  # type: ignore[arg-type]
 
 
@@ -119,7 +119,12 @@ def test_a_trainer_whose_disk_is_gone_goes_on_from_the_newest_there(
     assert read_checkpoint(newest).step == 6
     save(second, 6)
     assert there(uri)[-1] == "sft-step-000006.7", "and counts on"
-    assert run("second").newest() == newest
+    second = run("second")
+    assert second.newest() == newest
+    save(second, 6, groups=4)
+    third = run("third")
+    assert local(third) == ["sft-step-000003", "sft-step-000006-and-000004-groups"], "left in the middle of step 7"
+    assert local(second)[1:] == ["sft-step-000006", "sft-step-000006-and-000004-groups"]
 
 
 def test_what_is_half_there_is_absent_and_goes_when_the_next_is_pruned(

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from polyrl.errors import DiskRefused, InvalidData, Superseded
+from polyrl.manifest.job import PolyRLJob
+from polyrl.testing.job_values import raw_job
 from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
+from polyrl_trainer.app import _open_session, _resumed_state
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, latest, read_checkpoint
 from polyrl_trainer.checkpoints.writer import Writer
 from polyrl_trainer.state import TrainerState, TrainingStage
@@ -116,7 +121,7 @@ def test_the_newest_is_the_last_that_was_saved_wherever_the_clock_was_set(checkp
     checkpoints.save(state(2, TrainingStage.RL), Weights()).result(WAIT_S)
     assert names(checkpoints) == ["rl-step-000003", "rl-step-000002"]
     assert checkpoints.newest().name == "rl-step-000002"
-    assert rl_steps_kept(RunFolder(checkpoints.folder.parent)) == 2
+    assert rl_steps_kept(RunFolder(checkpoints.folder.parent)) == (2, 0)
 
 
 def test_an_interrupted_save_leaves_the_older_one_and_is_swept_up(checkpoints):
@@ -267,3 +272,35 @@ def test_a_resumed_run_in_another_folder_takes_the_stages_finals_along(checkpoin
     other.adopt_finals(source)
     assert names(other) == ["sft-step-000003"]
     assert read_checkpoint(other.stage_final(TrainingStage.SFT)).step == 3
+
+
+def test_mini_batches_that_do_not_fit_a_begun_step_are_refused_before_anything_is_awaited(checkpoints):
+    """On a cluster nobody reads the checkpoint before the trainer does; it published its weights first."""
+    begun = state(3, TrainingStage.RL)
+    begun.trained_groups = 4
+    saved = checkpoints.save(begun, Weights()).result(WAIT_S)
+    raw = raw_job()
+    raw["spec"]["recipe"] |= {
+        "mode": "rl",
+        "seed": 1,
+        "algorithm": {"steps": 9, "promptsPerStep": 10, "miniBatchPrompts": 5},
+    }
+    with pytest.raises(InvalidData, match=r"recipe\.algorithm: the checkpoint has learned 4 groups of the next step"):
+        _resumed_state(saved, PolyRLJob.model_validate(raw))
+    raw["spec"]["recipe"]["algorithm"]["miniBatchPrompts"] = 2
+    assert _resumed_state(saved, PolyRLJob.model_validate(raw)) == begun
+
+
+def test_what_an_own_loss_draws_from_torch_follows_from_the_seed(tmp_path):
+    def drawn(number, seed):
+        torch.default_generator.seed()  # as in every process that torch is loaded in, or that is forked
+        raw = raw_job()
+        raw["spec"]["recipe"]["seed"] = seed
+        arguments = SimpleNamespace(
+            run=tmp_path / str(number), store="", resume=None, max_manager_outage_s=0, grace_s=1
+        )
+        session, _ = _open_session(arguments, PolyRLJob.model_validate(raw), SimpleNamespace(write=None))
+        session.end(arguments.run, "")
+        return torch.rand(3).tolist()
+
+    assert drawn(1, seed=3) == drawn(2, seed=3) != drawn(3, seed=4)

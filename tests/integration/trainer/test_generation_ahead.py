@@ -114,6 +114,17 @@ async def test_a_dropped_group_ahead_is_replaced_in_its_own_step(tmp_path):
     assert run.session.state.results.dropped_groups == {"engineRejected": 1}
 
 
+async def test_what_was_dropped_ahead_counts_though_another_trainer_ends_its_step(tmp_path):
+    lost = iter([False] * 6 + [True])
+    rollouts = Watched(echo, lose=lambda group: DiscardReason.ENGINE_REJECTED if next(lost, False) else None)
+    killed = Run.make(tmp_path, rollouts, spec := recipe(steps=3, max_staleness=1))
+    rollouts.breaks_at = 2
+    with pytest.raises(RunFailed):
+        await killed.train(spec)
+    resumed = await trained(tmp_path, 1, resume=latest(tmp_path))
+    assert resumed.session.state.results.dropped_groups == {"engineRejected": 1}, "once, with its replacement"
+
+
 async def test_a_lost_journal_is_no_prompt_that_did_not_train(tmp_path):
     lost = iter([True] * 4)
     rollouts = Watched(echo, lose=lambda group: DiscardReason.JOURNAL_LOST if next(lost, False) else None)

@@ -234,7 +234,15 @@ async def test_a_part_of_a_step_that_does_not_fit_is_not_said_to_be_saved(sessio
     one.leave_by = 0.0
     one.state.trained_groups, disk.size = 4, disk.size * 100
     await one.save(backend(disk))
-    assert one.what_is_saved().startswith("sft-step-000002 is saved, and nothing after it: a save of 100.0 MiB")
+    assert one.what_is_saved().startswith(
+        "sft-step-000002 is saved, and nothing after it up to sft-step-000002-and-000004-groups: a save of 100.0 MiB"
+    )
+    one.enter(TrainingStage.RL)
+    one.state.trained_groups = 4
+    rest = ", and nothing after it up to rl-step-000000-and-000004-groups"
+    assert one.what_is_saved().startswith(f"sft-step-000002 is saved{rest}: "), "the stage after it"
+    one.state.trained_groups = 0
+    assert one.what_is_saved().startswith("sft-step-000002 is saved: "), "in which nothing is learned"
 
 
 async def test_what_is_saved_already_is_not_saved_again(

@@ -261,6 +261,7 @@ async def test_evaluation_is_exact_and_counts_what_it_could_not_score(tmp_path):
 
     evaluation = await run.beside(work())
     assert lost == [1]
+    assert not +run.parts.supply.dropped, "counted are groups of training"
     assert (evaluation["eval/scored"], evaluation["eval/unscored"]) == (4, 1)
     groups = [group for group in run.rollouts.submitted if group.id not in run.rollouts.discarded]
     lengths = [len(TOKENIZER.decode(echo(group, 0, []))) for group in groups]

@@ -19,7 +19,8 @@ from polyrl.manifest.data import EvaluationSpec
 from polyrl.manifest.parts.user_code import EnvironmentSpec
 from polyrl.manifest.spec import ReservedSleep
 from polyrl.sample import DiscardReason
-from polyrl_trainer.checkpoints import latest
+from polyrl_cli.model.sealed import find_checkpoint
+from polyrl_trainer.checkpoints import latest, read_checkpoint
 from polyrl_trainer.data.tokenizers import EOS_ID
 from polyrl_trainer.generation.shared_devices import SharedDevices
 from polyrl_trainer.losses.own import OwnAlgorithm
@@ -338,6 +339,11 @@ async def test_a_stop_while_samples_of_a_later_mini_batch_are_awaited_saves_thos
     assert results.rl_step_seconds > whole["timing_s/step"]
     assert results.dropped_groups == {"engineRejected": 2}, "one of each step"
     assert len(resumed.backend.steps) == 5
+    whole_step, newest = (find_checkpoint(tmp_path / "checkpoints", step) for step in (1, None))
+    assert newest == latest(tmp_path)
+    assert newest.name == "rl-step-000001-and-000004-groups"
+    kept = read_checkpoint(whole_step)
+    assert (kept.step, kept.trained_groups, kept.stage_done) == (1, 0, True), "the end of the run before is still there"
     with pytest.raises(InvalidData, match=r"has learned 4 groups of the next step, .* 12 is no multiple of .* 5:"):
         await resumed.train(recipe(steps=5, prompts_per_step=12, mini_batch_prompts=5))
     assert not resumed.session.state.stage_done, "with one step it was"

@@ -4,6 +4,7 @@
                                 critic/...      the same of PPO's critic, where there is one
                                 state.json      `TrainerState`
                                 COMPLETE.json   every file's size and checksum
+    checkpoints/rl-step-000040-and-000016-groups/   of a run that was asked to stop within step 41
 
 A step waits for a copy of the learner's state in memory, no longer. The copy is written on a thread beside the next
 steps under a temporary name, flushed to the disk, and renamed. What the disk refuses is removed at once, and what a

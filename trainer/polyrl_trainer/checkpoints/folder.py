@@ -115,7 +115,7 @@ class Checkpoints:
         now, DiskRefused, or OSError of the store. One at a time: the one before has to be over. Not `copied`, the
         learner waits for the future."""
         self._must_be_ours()
-        unfinished = self.folder / f"{UNFINISHED_PREFIX}{checkpoint_name(state.stage, state.step)}"
+        unfinished = self.folder / f"{UNFINISHED_PREFIX}{checkpoint_name(state)}"
         begun: list[TrainFuture[None]] = []
         with self._writing(unfinished, begun):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -159,7 +159,7 @@ class Checkpoints:
             raise Superseded(f"{self.folder}: another trainer writes here by now")
 
     def _complete(self, state: TrainerState, unfinished: Path) -> Path:
-        final = self.folder / checkpoint_name(state.stage, state.step)
+        final = self.folder / checkpoint_name(state)
         self._complete_model(unfinished / MODEL, state)
         sync_all(unfinished)
         write_synced(unfinished / STATE, msgspec.json.format(msgspec.json.encode(state)))
@@ -221,9 +221,10 @@ def _await_written(one: TrainFuture[None], folder: Path) -> None:
         raise DeadlineExceeded(f"{folder} to be written", "the disk", SAVE_DEADLINE_S) from error
 
 
-def checkpoint_name(stage: TrainingStage, step: int) -> str:
-    """Sorts by step within a stage."""
-    return f"{stage.value}-step-{step:06d}"
+def checkpoint_name(state: TrainerState) -> str:
+    """Sorts by step within a stage; one in the middle of a step takes the place of no whole one."""
+    begun = f"-and-{state.trained_groups:06d}-groups" if state.trained_groups else ""
+    return f"{state.stage.value}-step-{state.step:06d}{begun}"
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:

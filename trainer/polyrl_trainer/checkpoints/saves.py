@@ -77,7 +77,7 @@ class Saves:
         written = await asyncio.to_thread(self._checkpoints.save, saved, backend, critic, copied=copied)
         self._add(WAITED, time.monotonic() - began)
         self._in_flight = SaveInFlight(
-            name=checkpoint_name(state.stage, state.step),
+            name=checkpoint_name(state),
             state=msgspec.json.encode(saved),
             size=size,
             began=began,

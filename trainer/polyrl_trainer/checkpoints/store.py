@@ -30,7 +30,7 @@ FIELD: Final = "recipe.checkpoint.uri"
 WRITER: Final = ".trainer"
 PROBE: Final = ".probe-"
 """Before a trainer's name, while it starts: two that start together must not remove each other's."""
-STORED_NAME: Final = re.compile(r"[a-z][a-z-]*-step-[0-9]{1,18}[.][0-9]{1,18}")
+STORED_NAME: Final = re.compile(r"[a-z][a-z-]*-step-[0-9]{1,18}(-and-[0-9]{1,18}-groups)?[.][0-9]{1,18}")
 """Of a checkpoint in a store; what is called otherwise, as a copy that somebody put there by hand, is not ours."""
 SEAL_BYTES: Final = 4 << 20
 """Of a seal: some 40,000 files, of which a checkpoint has hundreds."""

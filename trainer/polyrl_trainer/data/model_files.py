@@ -29,8 +29,7 @@ class ModelFiles:
         self.tokenizer.save(folder)
         stage, results = state.stage.value, state.results
         origin = model_origin(self.job, stage, state.step, chat=self.chat, version=version("polyrl"))
-        origin = msgspec.structs.replace(
-            origin, system_prompt=self.system_prompt, reward=results.reward, evaluations=results.evaluations
-        )
+        origin = msgspec.structs.replace(origin, groups=state.trained_groups, system_prompt=self.system_prompt)
+        origin = msgspec.structs.replace(origin, reward=results.reward, evaluations=results.evaluations)
         (folder / ORIGIN).write_bytes(msgspec.json.format(msgspec.json.encode(origin)) + b"\n")
         (folder / CARD).write_text(model_card(origin), encoding="utf-8")

@@ -115,6 +115,7 @@ class StepGroups:
         if draw is None:
             return
         self.dropped[dropped.reason.value] += 1
+        self.supply.dropped[dropped.reason.value] += self.plan.purpose is Purpose.TRAIN
         self.first_detail.setdefault(dropped.reason.value, dropped.detail)
         if dropped.reason is DiscardReason.FILTERED:
             rewards = self.supply.runner.rewards_of(dropped.group)
@@ -242,6 +243,8 @@ class GroupSupply:
     session: Session
     adopted: AdoptedGroups = field(default_factory=AdoptedGroups)
     """What a trainer that goes on from a checkpoint may take instead of having it generated."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Groups of all training steps, by reason, that no state has counted."""
     _open: dict[tuple[Purpose, int], StepGroups] = field(default_factory=dict)
 
     def open(self, plan: GroupPlan, replace: Replace) -> StepGroups:

@@ -11,6 +11,7 @@ import numpy as np
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
+from polyrl.manifest.rules.resumption import mini_batch_fault
 from polyrl.sample import split_sample_id
 from polyrl_trainer.backend import TrainingBackend
 from polyrl_trainer.sample import Sample
@@ -39,15 +40,9 @@ def groups_per_mini_batch(algorithm: AlgorithmSpec) -> int:
 
 def mini_batches_left(algorithm: AlgorithmSpec, trained_groups: int) -> int:
     """Of an RL step of which so many groups are learned already. Raises InvalidData when the rest cannot be divided."""
-    size = groups_per_mini_batch(algorithm)
-    left, rest = divmod(algorithm.prompts_per_step - trained_groups, size)
-    if left < 1 or rest:
-        raise InvalidData(
-            f"recipe.algorithm: the checkpoint has learned {trained_groups} groups of the next step, and what is left "
-            f"of promptsPerStep {algorithm.prompts_per_step} is no multiple of miniBatchPrompts {size}: go on with "
-            "both as they were"
-        )
-    return left
+    if fault := mini_batch_fault(algorithm, trained_groups):
+        raise InvalidData(f"recipe.algorithm: {fault}")
+    return (algorithm.prompts_per_step - trained_groups) // groups_per_mini_batch(algorithm)
 
 
 async def with_old_log_probs(backend: TrainingBackend, samples: list[Sample], temperature: float) -> list[Sample]:

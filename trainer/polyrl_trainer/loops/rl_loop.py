@@ -22,6 +22,7 @@ who is awaited.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -183,14 +184,15 @@ class RlStep:
         """Notes the mini-batches that are learned; what came after them is generated again."""
         learned = len(self._clock.optimizer_steps)
         groups.give_back([*{one.group for one in self._trained[learned * self._mini_batch_samples :]}])
-        self._count(groups, left_after=learned * self._groups_per_mini_batch)
+        self._count(left_after=learned * self._groups_per_mini_batch)
 
-    def _count(self, groups: TrainingGroups, left_after: int = 0) -> None:
+    def _count(self, left_after: int = 0) -> None:
         """What was learned and dropped, and what that took, is in the state from here on."""
         state, cursor = self._session.state, self._parts.prompts.state(self._ahead.not_begun())
         state.finish_step(cursor, self._sums, left_after=left_after)
         state.carried = self._ahead.carried_prompts
-        state.results.count_dropped(groups.dropped)
+        state.results.dropped_groups = dict(Counter(state.results.dropped_groups) + self._parts.supply.dropped)
+        self._parts.supply.dropped.clear()
         self._clock.end(state.results)
 
     async def _train_streamed(self, groups: TrainingGroups) -> bool:
@@ -359,7 +361,7 @@ class RlStep:
 
     async def _finish(self, groups: TrainingGroups) -> None:
         state, clock = self._session.state, self._clock
-        self._count(groups)
+        self._count()
         clock.published(self._parts.versions.publish_s, self._parts.rollouts.served_at(groups.version))
         began_here = [one for one in self._trained if one.group not in self._parts.supply.adopted.taken]
         if began_here:

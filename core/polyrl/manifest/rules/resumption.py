@@ -55,6 +55,18 @@ def changed_fields(began: JobSpec, now: JobSpec) -> list[tuple[tuple[str, ...], 
     return [(path, _sentence(was, is_now)) for path, was, is_now in fixed if was != is_now]
 
 
+def mini_batch_fault(algorithm: AlgorithmSpec, trained_groups: int) -> str:
+    """Why what is left of an RL step, of which so many groups are learned, is no whole mini-batches; empty: it is."""
+    prompts = algorithm.prompts_per_step
+    size = algorithm.mini_batch_prompts or prompts
+    if prompts > trained_groups and (prompts - trained_groups) % size == 0:
+        return ""
+    return (
+        f"the checkpoint has learned {trained_groups} groups of the next step, and what is left of promptsPerStep "
+        f"{prompts} is no multiple of miniBatchPrompts {size}: go on with both as they were"
+    )
+
+
 def _sentence(was: Any, now: Any) -> str:
     if all(isinstance(value, str | int | Enum) for value in (was, now)):
         return f"was {_shown(was)} when the run began, {_shown(now)} now; put it back, or begin a new run"

@@ -72,6 +72,8 @@ def test_a_card_says_what_was_run_and_measured() -> None:
     ):
         assert line in card.splitlines()
     assert "/home" not in card
+    begun = model_card(origin(groups=4))
+    assert "These are the weights after step 5 of stage rl and 4 groups of the next." in begun.splitlines()
 
 
 @pytest.mark.parametrize(
