@@ -22,6 +22,7 @@ from polyrl.keys import AgentKeys, ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Group, Pool, Purpose, SamplingParams, Scored
+from polyrl.testing.started import StartedProcess
 from polyrl.weights import WeightsRef
 from polyrl.wire import Hello, pack_ids, unpack_ids
 from polyrl.wire.engine_identity import engine_keys, identity_of
@@ -177,11 +178,11 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[Path, Endpoints]]:
     command += ["--keys", f"{tmp_path}/keys/manager.key", "--endpoints", str(file)]
     command += ["--journal", f"{tmp_path}/journal.sqlite"]
     with (tmp_path / "log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*command, stderr=log)
+        process = StartedProcess(command, stderr=log)
     async with asyncio.timeout(DEADLINE_S):
         while not file.exists():  # noqa: ASYNC110 - nothing announces a file
             await asyncio.sleep(0.02)
     yield tmp_path, parse_endpoints(file.read_bytes(), str(file))
-    assert process.returncode is None, (tmp_path / "log").read_text()[-4000:]
+    assert process.poll() is None, (tmp_path / "log").read_text()[-4000:]
     process.kill()
-    await process.wait()
+    process.wait()

@@ -25,6 +25,7 @@ from polyrl.errors import RunFailed
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.ledger.state import LedgerState
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
+from polyrl.testing.started import StartedProcess
 from polyrl.weights import WeightsRef
 from polyrl.wire import Hello, Submit, TrainerHello, pack_ids
 from polyrl.wire.engine_identity import engine_keys
@@ -66,17 +67,23 @@ class Site:
         write_run_keys(root / "keys")
         (root / "job.json").write_text(json.dumps(JOB))
         self.endpoints = root / "manager.json"
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: StartedProcess | None = None
 
     async def start(self, **environment: str) -> int:
         """A manager is started; gives its pid."""
-        command = ["-m", "polyrl_rollout.manager", "--job", f"{self.root}/job.json", "--epoch", str(EPOCH)]
+        command = [
+            sys.executable,
+            "-m",
+            "polyrl_rollout.manager",
+            "--job",
+            f"{self.root}/job.json",
+            "--epoch",
+            str(EPOCH),
+        ]
         command += ["--keys", f"{self.root}/keys/manager.key", "--endpoints", str(self.endpoints)]
         command += ["--journal", f"{self.disk}/journal.sqlite"]
         with (self.root / "log").open("wb") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, *command, env={**os.environ, **environment}, stdout=log, stderr=log
-            )
+            self.process = StartedProcess(command, env={**os.environ, **environment}, stdout=log, stderr=log)
         return self.process.pid
 
     async def listens(self, pid: int) -> None:
@@ -87,18 +94,18 @@ class Site:
     async def ended(self) -> tuple[int, str]:
         """Exit status, and what it said last."""
         assert self.process is not None
-        status = await asyncio.wait_for(self.process.wait(), DEADLINE_S)
+        status = await asyncio.to_thread(self.process.wait, DEADLINE_S)
         log = (self.root / "log").read_text()
         assert "Traceback" not in log
         return status, log.splitlines()[-1]
 
     async def stop(self, *, kill: bool = False) -> None:
-        if self.process is not None and self.process.returncode is None:
+        if self.process is not None:
             if kill:
                 self.process.kill()
             else:
                 self.process.terminate()
-            await asyncio.wait_for(self.process.wait(), DEADLINE_S)
+            await asyncio.to_thread(self.process.wait, DEADLINE_S)
 
     def client(self) -> Any:
         return RolloutClient.connect(self.endpoints, self.root / "keys/trainer.key", EPOCH)

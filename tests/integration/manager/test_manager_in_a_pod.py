@@ -18,6 +18,7 @@ import pytest
 from polyrl.control import Endpoints, parse_endpoints
 from polyrl.keys import OperatorKeys, read_keys
 from polyrl.status import ManagerStatus
+from polyrl.testing.started import StartedProcess, ran
 from polyrl_operator.secret import make_certificate, write_run_keys
 from polyrl_trainer.client import RolloutClient
 
@@ -76,7 +77,7 @@ class Pod:
         file.unlink(missing_ok=True)
         tls = ("--tls-cert", f"{self.run}/tls.crt", "--tls-key", f"{self.run}/tls.key")
         with (self.run / "log").open("ab") as log:
-            self.process = subprocess.Popen(command(self.run, *tls, "--stay"), stderr=log)  # noqa: ASYNC220 - returns at once
+            self.process = StartedProcess(command(self.run, *tls, "--stay"), stderr=log)
         async with asyncio.timeout(DEADLINE_S):
             while not file.exists():  # noqa: ASYNC110 - nothing announces a file
                 await asyncio.sleep(0.02)
@@ -154,9 +155,7 @@ async def test_the_final_status_stays_and_outlives_a_restart(pod: Pod) -> None:
     ],
 )
 def test_wrong_encryption_is_one_sentence_and_exit_2(run: Path, more: tuple[str, ...], sentence: str) -> None:
-    ended = subprocess.run(
-        command(run, *more), cwd=run, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    ended = ran(command(run, *more), cwd=run, timeout_s=DEADLINE_S)
     assert ended.returncode == 2
     assert sentence in ended.stderr
     assert "Traceback" not in ended.stderr

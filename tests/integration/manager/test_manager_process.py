@@ -19,6 +19,7 @@ import pytest
 
 from polyrl.control import Endpoints, parse_endpoints
 from polyrl.parent_death_signal import PARENT_PID
+from polyrl.testing.started import StartedProcess, ran
 from polyrl_operator.secret import write_run_keys
 from polyrl_trainer.client import RolloutClient
 
@@ -56,7 +57,7 @@ def command(run: Path, keys: str = "manager.key") -> list[str]:
 
 @pytest.fixture
 def process(run: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with (run / "log").open("wb") as log, subprocess.Popen(command(run), stderr=log) as started:
+    with (run / "log").open("wb") as log, StartedProcess(command(run), stderr=log) as started:
         yield started
         started.kill()
 
@@ -129,7 +130,7 @@ time.sleep({DEADLINE_S})
 )
 def test_wrong_input_is_one_sentence_and_exit_2(run: Path, keys: str, job: str, sentence: str) -> None:
     (run / "job.json").write_text(job)
-    ended = subprocess.run(command(run, keys), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    ended = ran(command(run, keys), timeout_s=DEADLINE_S)
     assert ended.returncode == 2
     assert sentence in ended.stderr
     assert "Traceback" not in ended.stderr

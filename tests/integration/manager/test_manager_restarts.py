@@ -27,6 +27,7 @@ from polyrl.ledger.journal import JOURNAL_SCHEMA
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl.sample import DiscardReason, Finish, Group, Pool, Purpose, SamplingParams, Scored
 from polyrl.status import ManagerStatus
+from polyrl.testing.started import StartedProcess
 from polyrl.wire import WIRE_VERSION, EngineCapacity, GroupDropped, pack_ids, unpack_ids
 from polyrl.wire.engine_identity import engine_keys
 from polyrl_cli.inspection.check import audit_journal
@@ -120,7 +121,7 @@ class World:
         self.status = ManagerStatus(seq=-1, run_epoch=EPOCH)
         self.code = ""
         """Where the next manager's code lies; empty: here."""
-        self._manager: asyncio.subprocess.Process | None = None
+        self._manager: StartedProcess | None = None
 
     @property
     def made(self) -> int:
@@ -128,22 +129,23 @@ class World:
         return sum(engine.made for engine in self.engines)
 
     async def start_manager(self) -> None:
-        command = ["-c", MANAGER, "--job", str(self.root / "job.json"), "--epoch", str(EPOCH)]
+        (self.root / "manager.py").write_text(MANAGER)
+        command = [sys.executable, "-m", "polyrl.testing.script", str(self.root / "manager.py")]
+        command += ["--job", str(self.root / "job.json"), "--epoch", str(EPOCH)]
         command += ["--keys", str(self.root / "keys/manager.key"), "--endpoints", str(self.file)]
         command += ["--journal", str(self.root / "journal.sqlite")]
         with (self.root / "log").open("ab") as log:
-            path = os.pathsep.join(filter(None, (self.code, os.environ.get("PYTHONPATH"))))
-            environment = {**os.environ, PARENT_PID: str(os.getpid()), "PYTHONPATH": path}
-            self._manager = await asyncio.create_subprocess_exec(
-                sys.executable, *command, env=environment, stdout=log, stderr=log
-            )
+            environment = {**os.environ, PARENT_PID: str(os.getpid())}
+            if self.code:
+                environment["PYTHONPATH"] = os.pathsep.join(filter(None, (self.code, environment.get("PYTHONPATH"))))
+            self._manager = StartedProcess(command, env=environment, stdout=log, stderr=log)
         pid = self._manager.pid
         await self.until(lambda: self.file.exists() and parse_endpoints(self.file.read_bytes(), "").pid == pid)
 
     async def kill_manager(self) -> None:
         assert self._manager is not None
         self._manager.send_signal(signal.SIGKILL)
-        await self._manager.wait()
+        await asyncio.to_thread(self._manager.wait)
 
     async def until(self, holds: Any) -> None:
         async with asyncio.timeout(DEADLINE_S):

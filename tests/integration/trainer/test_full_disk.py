@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from polyrl.errors import DiskRefused
+from polyrl.testing.started import StartedProcess
 from polyrl.worker import TEMPORARY_EXIT
 from polyrl_trainer.checkpoints import Checkpoints
 from polyrl_trainer.checkpoints.seals import append, replace_file, writing
@@ -56,14 +57,11 @@ def trained(folder: Path, processes: int, *more: str) -> subprocess.CompletedPro
     (run / f".{RESULT}.unfinished").symlink_to(FULL)
     argv = [sys.executable, "-m", "polyrl_trainer", "--job", f"{folder}/job.json", "--manifest-dir", str(folder)]
     argv += ["--run", str(run), "--keys", f"{folder}/none", "--epoch", "1", *more]
-    return subprocess.run(
-        argv,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES)),
-    )
+    pipe = subprocess.PIPE
+    with StartedProcess(argv, stdout=pipe, stderr=pipe, text=True) as process:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+        out, err = process.communicate(timeout=DEADLINE_S)
+    return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
 
 @pytest.mark.parametrize(

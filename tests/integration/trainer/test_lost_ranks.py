@@ -20,7 +20,7 @@ import pytest
 
 from polyrl.errors import GroupLost
 from polyrl.forks import own
-from polyrl.testing.started import words_of
+from polyrl.testing.started import StartedProcess, words_of
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.backends.fsdp import rank_model, ranks, sharding, start
 from polyrl_trainer.backends.fsdp.heartbeat import LastHeard
@@ -227,13 +227,15 @@ time.sleep({WAIT_SECONDS})
 """
 
 
-def test_a_frozen_leader_ends_with_its_group() -> None:
+def test_a_frozen_leader_ends_with_its_group(tmp_path: Path) -> None:
     """Its other ranks ended, and it stayed: nobody started the group again."""
-    leader = subprocess.Popen([sys.executable, "-c", LEADER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    (tmp_path / "leader.py").write_text(LEADER)
+    argv = [sys.executable, "-m", "polyrl.testing.script", str(tmp_path / "leader.py")]
+    leader = StartedProcess(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert leader.stdout is not None
     try:
         assert leader.stdout.readline() == "learned\n"
-        (follower,) = psutil.Process(leader.pid).children()
+        follower = _follower(leader.pid)
         leader.send_signal(signal.SIGSTOP)
         errors = leader.communicate(timeout=BOUND_S)[1]
     finally:
@@ -248,6 +250,8 @@ def _meetings() -> int:
     return sum("polyrl-ranks" in str(number.readlink()) for number in numbers if number.is_symlink())
 
 
-def _follower() -> psutil.Process:
-    (found,) = [one for one in psutil.Process().children() if "polyrl_trainer.backends.fsdp" in words_of(one)]
+def _follower(leader: int | None = None) -> psutil.Process:
+    """Of this process's group, or of another's."""
+    below = psutil.Process(leader).children()
+    (found,) = [one for one in below if "polyrl_trainer.backends.fsdp" in words_of(one)]
     return found

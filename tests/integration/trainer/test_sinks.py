@@ -19,6 +19,7 @@ import pytest
 from polyrl.manifest.recipe import MlflowSpec, WandbSpec
 from polyrl.sample import Finish, Purpose
 from polyrl.sample_record import SampleRecord
+from polyrl.testing.started import ran
 from polyrl_cli.local.ownership import take_over
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_operator.secret import write_run_keys
@@ -318,7 +319,7 @@ def trained(folder: Path, steps: int) -> dict[str, Any]:
     argv = [sys.executable, "-m", "polyrl_trainer", "--job", f"{folder}/job.json", "--epoch", "1"]
     argv += ["--manifest-dir", str(EXAMPLE), "--run", f"{folder}/run", "--keys", f"{folder}/keys/trainer.key"]
     env = {name: text for name, text in os.environ.items() if not name.startswith(("WANDB_", "MLFLOW_"))}
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
+    ended = ran(argv, timeout_s=DEADLINE_S, env=env)
     assert ended.returncode == 0, ended.stderr
     return json.loads((folder / "run" / RESULT).read_text())
 

@@ -23,7 +23,7 @@ from polyrl.errors import (
     StoreFailed,
     Superseded,
 )
-from polyrl.testing.started import StartedProcess
+from polyrl.testing.started import StartedProcess, ran
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_operator.secret import write_run_keys
@@ -60,7 +60,7 @@ def trainer(folder: Path, *more: str) -> list[str]:
 
 def test_a_pod_that_waited_in_vain_is_tried_again(folder: Path) -> None:
     command = trainer(folder, "--hand-over", "--max-manager-outage", "1", "--advertise", "127.0.0.1")
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    ended = ran(command, timeout_s=DEADLINE_S)
     assert ended.returncode == TEMPORARY_EXIT, ended.stderr
     assert "Traceback" not in ended.stderr
     assert "for a welcome from the manager" in ended.stderr.splitlines()[-1]
