@@ -92,15 +92,8 @@ def _budget(owner: Owner) -> Object:
 
 
 READ_OF_TRAINER: Final = (
-    *(
-        "replicas",
-        "processesPerPod",
-        "contextParallel",
-        "reservedEngine",
-        "reservedMemFraction",
-        "fsdp",
-        "reservedSleep",
-    ),
+    *("replicas", "processesPerPod", "contextParallel", "fsdp"),
+    *("reservedEngine", "reservedMemFraction", "reservedSleep"),
 )
 READ_OF_ROLLOUT: Final = ("engine", "drainSeconds", "leaseSeconds", "lostAfterSeconds", "weightDeltas", "mooncake")
 """Fields that a worker acts on."""
