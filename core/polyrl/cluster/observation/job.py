@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
-from functools import reduce
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -25,7 +25,7 @@ from polyrl.cluster.observation.facts import (
 )
 from polyrl.cluster.observation.raw import Raw
 from polyrl.cluster.timestamps import unix
-from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.job import PolyRLJob, remove_field
 from polyrl.manifest.spec import OPERATOR
 from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
@@ -85,28 +85,17 @@ def _job(raw_job: Raw) -> tuple[PolyRLJob | None, str, tuple[str, ...]]:
         try:
             return PolyRLJob.model_validate(given), "", tuple(unknown[:MAX_FAULTS])
         except ValidationError as error:
-            faults = [(fault["loc"], fault["type"], fault["msg"]) for fault in error.errors()]
-        extra = [path for path, kind, _ in faults if kind == "extra_forbidden"]
-        known = reduce(_without, extra, given)
-        if known == given:
-            sentences = [f"{'.'.join(map(str, path))}: {message}" for path, _, message in faults[:MAX_FAULTS]]
-            return None, "; ".join(sentences), ()
-        given, unknown = known, unknown + [".".join(map(str, path)) for path in extra]
-
-
-def _without(value: Any, path: Sequence[int | str]) -> Any:
-    """A copy without the field at `path`; where there is none, `value`."""
-    keys: Iterable[int | str] = (
-        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    )
-    if not path or path[0] not in keys:
-        return value
-    copy = value.copy()
-    if path[1:]:
-        copy[path[0]] = _without(value[path[0]], path[1:])
-    else:
-        del copy[path[0]]
-    return copy
+            faults = error.errors()
+        paths = [".".join(map(str, fault["loc"])) for fault in faults]
+        kinds = {path: fault["type"] for path, fault in zip(paths, faults, strict=True)}
+        extra = [path for path, kind in kinds.items() if kind == "extra_forbidden" and path not in unknown]
+        if not extra:
+            sentences = [f"{path}: {fault['msg']}" for path, fault in zip(paths, faults, strict=True)]
+            return None, "; ".join(sentences[:MAX_FAULTS]), ()
+        given, unknown = deepcopy(given), unknown + extra
+        for path, fault in zip(paths, faults, strict=True):
+            if path in extra:
+                remove_field(given, fault["loc"])
 
 
 def _status(raw_job: Raw) -> JobStatus:
