@@ -6,9 +6,9 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, fields
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,9 +23,9 @@ from polyrl.cluster.fleet.certificate import LIFE_S
 from polyrl.cluster.resources.owner import Settings
 from polyrl.errors import ProtocolError
 from polyrl_operator import health
-from polyrl_operator.api.client import Client, ClusterClock
+from polyrl_operator.api.client import ApiError, Client, ClusterClock
 from polyrl_operator.api.connect import load_configuration, stream_session
-from polyrl_operator.api.kinds import CLAIM, SECRET, ResourceKind
+from polyrl_operator.api.kinds import CLAIM, JOB, SECRET, ResourceKind
 from polyrl_operator.informer.cache import Cache, JobKey
 from polyrl_operator.informer.resync import Resync
 from polyrl_operator.informer.watch import INACTIVITY_S, StreamMonitor, run_watches, watched_kinds
@@ -45,6 +45,12 @@ log = structlog.get_logger(__name__)
 
 METRICS_HOST: Final = "polyrl-operator"
 """In the certificate of its metrics, which is drawn at each start; Prometheus does not verify it, and shows a token."""
+
+
+FORBIDDEN: Final = 403
+
+CLOSED_S: Final = 30.0
+"""Between two looks at which namespaces may be read: well before kopf gives up one that may not."""
 
 
 def _identity() -> str:
@@ -216,9 +222,15 @@ async def operator(options: Options, configuration: Configuration) -> AsyncItera
 
 
 async def run_operator(options: Options) -> None:
-    """Until a signal ends it. Raises UserError when no cluster is reached, and whatever a part failed with."""
+    """Until a signal ends it, or other namespaces may be read than at its start. Raises UserError when no cluster is
+    reached, and whatever a part failed with."""
     configuration = await load_configuration(options.kubeconfig)
     async with AsyncExitStack() as stack:
+        asking = Client(await stack.enter_async_context(ApiClient(configuration)))
+        given, closed = options.namespaces, await closed_namespaces(asking, options.namespaces or ())
+        if closed:
+            log.error("namespaces may not be read; their jobs are left alone until they may", namespaces=sorted(closed))
+            options = replace(options, namespace=[one for one in given or () if one not in closed])
         one = await stack.enter_async_context(operator(options, configuration))
         # Whether this cluster has Karpenter's NodeClaims.
         claims = options.nodes and CLAIM.plural in await one.client.discover(CLAIM)
@@ -239,7 +251,31 @@ async def run_operator(options: Options) -> None:
             log.info("listens", port=bound, paths=sorted({one.canonical for one in app.router.resources()}))
         renewals = [] if tls is None else [_renew(tls)]
         watches = run_watches(one.cache, connect, options.namespaces, watched, options.watch_silence)
-        await _until_first_ends([watches, *one.tasks(), *renewals])
+        await _until_first_ends([watches, *one.tasks(), *renewals, until_others(asking, given or (), closed)])
+
+
+async def closed_namespaces(client: Client, namespaces: Sequence[str]) -> set[str]:
+    """Namespaces that may not be read, while others may: whoever deletes his own takes the Role in it along. Raises
+    ApiError."""
+    closed = set()
+    for namespace in namespaces if len(namespaces) > 1 else ():
+        try:
+            await client.get(JOB, namespace, "any")
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            closed.add(namespace)
+    return set() if len(closed) == len(namespaces) else closed
+
+
+async def until_others(client: Client, namespaces: Sequence[str], closed: set[str]) -> None:
+    """Until others are closed than these: a watch that may not be read would end the operator for all namespaces."""
+    while True:
+        await asyncio.sleep(CLOSED_S)
+        with suppress(ApiError):
+            if await closed_namespaces(client, namespaces) != closed:
+                log.warning("other namespaces may be read than at the start; the operator is to be restarted")
+                return
 
 
 async def _renew(tls: ssl.SSLContext) -> None:

@@ -20,7 +20,7 @@ from polyrl.errors import InvalidManifest
 from polyrl.history.steps import wanted_steps
 from polyrl.manifest.base import CLUSTER_ONLY_KEY
 from polyrl.manifest.cluster import gpus_asked_for
-from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob
+from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob, remove_field
 from polyrl.manifest.recipe import ModelSpec, RecipeSpec
 from polyrl.manifest.rollout import EngineType
 from polyrl.manifest.rules.between_fields import broken_rules
@@ -224,7 +224,7 @@ def _faults_of_rules(data: dict[str, Any], wrong: set[FieldPath]) -> list[Manife
     """Broken rules that read no wrong field; nothing when the rest is no spec without the wrong fields."""
     rest = deepcopy(data)
     for path in sorted(wrong, key=path_text, reverse=True):
-        _remove(rest, path)
+        remove_field(rest, path)
     try:
         spec = JobSpec.model_validate(rest.get("spec"), by_alias=True, by_name=False)
     except ValidationError:
@@ -250,16 +250,6 @@ def _trainer_of(data: dict[str, Any]) -> dict[str, Any]:
 def _reads(rule: Rule, wrong: set[FieldPath]) -> bool:
     read: set[FieldPath] = {("spec", *field) for field in rule.fields_read() | {rule.field}}
     return any(a[: len(b)] == b or b[: len(a)] == a for a in read for b in wrong)
-
-
-def _remove(data: Any, path: FieldPath) -> None:
-    """Takes the field out; one that is not there is fine."""
-    try:
-        for key in path[:-1]:
-            data = data[key]
-        del data[path[-1]]
-    except (KeyError, IndexError, TypeError):
-        return
 
 
 def own_overrides(seed: int | None, name: str | None) -> list[str]:

@@ -93,6 +93,8 @@ def _admitted(ctx: ReconcileContext) -> Acceptance:
 
 def _yes(ctx: ReconcileContext, written: str, warning: str) -> Acceptance:
     message = f"the job is understood, but for now: {warning}" if warning else "the job is understood and its pods fit"
+    if ctx.facts.unknown:
+        message += f"; this operator is too old for these fields, and leaves them out: {', '.join(ctx.facts.unknown)}"
     state = replace(ctx.state, accepted=written, dry_run_at=None)
     return Acceptance(True, AcceptedReason.VALID, message=message, makes_pods=True, state=state)
 

@@ -16,7 +16,7 @@ GROUP: Final = "polyrl.dev"
 VERSION: Final = "v1alpha1"
 PLURAL: Final = "polyrljobs"
 MANAGED_BY: Final = "polyrl-operator"
-"""Value of app.kubernetes.io/managed-by on all that we make; the one selector of every watch."""
+"""Value of app.kubernetes.io/managed-by on all that we make, for people."""
 
 APP: Final = "app.kubernetes.io"
 LABEL_MANAGED_BY: Final = f"{APP}/managed-by"

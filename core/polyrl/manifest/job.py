@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -60,6 +61,16 @@ class PolyRLJob(ManifestModel):
         if faults:
             raise ValidationError.from_exception_data(KIND, faults)
         return self
+
+
+def remove_field(data: Any, path: Sequence[int | str]) -> None:
+    """Takes the field out of a manifest's plain values; one that is not there is fine."""
+    try:
+        for key in path[:-1]:
+            data = data[key]
+        del data[path[-1]]
+    except (KeyError, IndexError, TypeError):
+        return
 
 
 def read_job(path: Path) -> PolyRLJob:

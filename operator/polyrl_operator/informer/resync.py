@@ -31,8 +31,9 @@ SETTLE_S: Final = 1.0
 RESYNC_RETRY_S: Final = 2.0
 """After a resync that failed."""
 
-CHILDREN: Final = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
-"""The one label selector of every list and watch of children."""
+CHILDREN: Final = names.LABEL_JOB
+"""The one label selector of every list and watch of children. By a label of our own: a tool or policy that sets
+`app.kubernetes.io/managed-by` would hide pods, which would be made again and again."""
 
 
 class Resync:

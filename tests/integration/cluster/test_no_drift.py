@@ -10,7 +10,7 @@ from typing import Any
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus
 from polyrl.testing.finished_steps import finished_step
-from polyrl_operator.api.kinds import JOB, POD
+from polyrl_operator.api.kinds import JOB, POD, TRAINER
 
 WRITES = {
     ("create", "pods"), ("patch", "pods"), ("delete", "pods"), ("create", "jobs"), ("create", "secrets"),
@@ -96,3 +96,19 @@ async def test_autoscaling_leaves_no_drift(
     writes = {(access.verb, access.resource) for access, _ in counts if access.verb not in ("get", "list", "watch")}
     assert writes <= WRITES
     assert JOB.plural not in {resource for _, resource in writes}
+
+
+async def test_a_label_that_many_tools_set_hides_no_child(place: Any, nodes: Any, run_operator: Any) -> None:
+    """A pod that the operator does not see would hold its GPU until the job is deleted, beside the one made for it."""
+    label = {"metadata": {"labels": {"app.kubernetes.io/managed-by": "argocd"}}}
+    async with run_operator() as held:
+        await place.submit()
+        pods = await place.rollouts(2)
+        for kind, name in ((TRAINER, "job-trainer"), *((POD, pod["metadata"]["name"]) for pod in pods)):
+            await place.client.patch(kind, place.namespace, name, label)
+        await held.one.resync.read_all()
+        manager = (await place.pods("manager"))[0]["metadata"]
+        await place.client.delete(POD, place.namespace, manager["name"], manager["uid"])
+        await place.until("it looks on", lambda: place.client.get(POD, place.namespace, "job-manager-2"))
+        assert {pod["metadata"]["uid"] for pod in await place.rollouts(2)} == {pod["metadata"]["uid"] for pod in pods}
+        assert (await place.job())["status"]["rollout"]["preemptions"] == 0

@@ -40,7 +40,7 @@ MENDED = (("services", "job-manager", "v1"), ("poddisruptionbudgets", "job-train
           ("networkpolicies", "job-manager", "networking.k8s.io/v1"))  # fmt: skip
 FORGOTTEN = (*MENDED, ("serviceaccounts", "job", "v1"), ("persistentvolumeclaims", "job-trainer", "v1"),
              ("jobs", "job-trainer", "batch/v1"))  # fmt: skip
-MANAGED_BY = "app.kubernetes.io/managed-by"
+JOB_LABEL = "polyrl.dev/job-name"
 """The label by which the operator finds what it made."""
 
 
@@ -108,11 +108,11 @@ def spoil(place: Any) -> None:
         edit(place, child, {"annotations": {"polyrl.dev/content-hash": "other"}})
 
 
-def relabel(place: Any, managed_by: str | None) -> None:
+def relabel(place: Any, job: str | None) -> None:
     """None: the operator sees them no longer, as if the answer to their creation had been lost; so it makes them again,
     meets what is there, and reads whose it is."""
     for child in (*FORGOTTEN, configuration(place)):
-        edit(place, child, {"labels": {MANAGED_BY: managed_by}})
+        edit(place, child, {"labels": {JOB_LABEL: job}})
 
 
 def edit(place: Any, child: tuple[str, str, str], metadata: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ async def test_it_lives_with_the_charts_rights_and_uses_them(
     async with start_operator("--nodes", kubeconfig=kubeconfig, name="two") as second:
         for kind in ("configmaps", *(one[0] for one in FORGOTTEN)):
             await place.until(f"a {kind} is read", lambda kind=kind: has_asked(second, ("get", kind)))
-        relabel(place, "polyrl-operator")
+        relabel(place, "job")
         await second_half(place, nodes)
         # The job may be gone before the operator has read that it is.
         await place.until("its deletion is counted", lambda: has_asked(second, ("delete", JOB.plural)))

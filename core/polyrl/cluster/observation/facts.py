@@ -180,6 +180,8 @@ class JobFacts:
     status: JobStatus
     """As stored; empty at first."""
     refusal: str = ""
+    unknown: tuple[str, ...] = ()
+    """Fields of the stored object that this version does not know, and leaves out."""
     managed_by: str = ""
     deleting: bool = False
     trainer: TrainerFacts | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Final
 
@@ -24,7 +25,7 @@ from polyrl.cluster.observation.facts import (
 )
 from polyrl.cluster.observation.raw import Raw
 from polyrl.cluster.timestamps import unix
-from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.job import PolyRLJob, remove_field
 from polyrl.manifest.spec import OPERATOR
 from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
@@ -34,7 +35,7 @@ UNREADABLE: Final = "unreadable"
 """Field of a job that was too large or too deep to be read: the sentence that says so. It has no spec then."""
 
 MAX_FAULTS: Final = 5
-"""Faults of a manifest named in one sentence; a person mends a few at a time."""
+"""Faults, or unknown fields, of a manifest named in one sentence; a person mends a few at a time."""
 
 
 def job_facts(
@@ -51,7 +52,7 @@ def job_facts(
     """Facts of one job. `pods` and `children` are those with its label, `nodes` those of the cluster by name (None when
     the operator may not watch nodes), `claims` the Karpenter NodeClaims of these, and perhaps of others."""
     seen = sorted(pods, key=lambda pod: (pod.created_at, pod.name))
-    job, refusal = _job(raw_job)
+    job, refusal, unknown = _job(raw_job)
     return JobFacts(
         name=raw.text(raw_job, "metadata", "name"),
         namespace=raw.text(raw_job, "metadata", "namespace"),
@@ -60,6 +61,7 @@ def job_facts(
         job=job,
         status=_status(raw_job),
         refusal=refusal,
+        unknown=unknown,
         managed_by=raw.text(raw_job, "spec", "managedBy") or OPERATOR,
         deleting="deletionTimestamp" in raw.part(raw_job, "metadata"),
         trainer=trainer,
@@ -72,16 +74,28 @@ def job_facts(
     )
 
 
-def _job(raw_job: Raw) -> tuple[PolyRLJob | None, str]:
-    """The job, or the sentence that says why it is none."""
+def _job(raw_job: Raw) -> tuple[PolyRLJob | None, str, tuple[str, ...]]:
+    """The job, or the sentence that says why it is none; and fields that this version does not know. The API server
+    prunes what its CRD does not know, so these are a later one's, which is upgraded first and fills in its defaults."""
     if unreadable := raw.text(raw_job, UNREADABLE):
-        return None, unreadable
+        return None, unreadable, ()
     given = {key: value for key, value in raw_job.items() if key != "status"}
-    try:
-        return PolyRLJob.model_validate(given), ""
-    except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        return None, "; ".join(faults[:MAX_FAULTS])
+    unknown: list[str] = []
+    while True:
+        try:
+            return PolyRLJob.model_validate(given), "", tuple(unknown[:MAX_FAULTS])
+        except ValidationError as error:
+            faults = error.errors()
+        paths = [".".join(map(str, fault["loc"])) for fault in faults]
+        kinds = {path: fault["type"] for path, fault in zip(paths, faults, strict=True)}
+        extra = [path for path, kind in kinds.items() if kind == "extra_forbidden" and path not in unknown]
+        if not extra:
+            sentences = [f"{path}: {fault['msg']}" for path, fault in zip(paths, faults, strict=True)]
+            return None, "; ".join(sentences[:MAX_FAULTS]), ()
+        given, unknown = deepcopy(given), unknown + extra
+        for path, fault in zip(paths, faults, strict=True):
+            if path in extra:
+                remove_field(given, fault["loc"])
 
 
 def _status(raw_job: Raw) -> JobStatus:

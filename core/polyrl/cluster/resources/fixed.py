@@ -91,12 +91,12 @@ def _budget(owner: Owner) -> Object:
     return owner.object("policy/v1", "PodDisruptionBudget", name, Role.TRAINER, spec=spec)
 
 
-READ_OF_TRAINER: Final = (*("replicas", "processesPerPod", "contextParallel", "reservedEngine", "reservedMemFraction"),)
-"""Fields of `trainer` that a worker acts on."""
-CHOSEN_OF_TRAINER: Final = ("fsdp", "reservedSleep")
-CHOSEN_OF_ROLLOUT: Final = ("leaseSeconds", "lostAfterSeconds", "weightDeltas", "mooncake")
-"""The same, handed on where they differ from their defaults: with a default, every job would start anew with the
-operator that knows a field."""
+READ_OF_TRAINER: Final = (
+    *("replicas", "processesPerPod", "contextParallel", "fsdp"),
+    *("reservedEngine", "reservedMemFraction", "reservedSleep"),
+)
+READ_OF_ROLLOUT: Final = ("engine", "drainSeconds", "leaseSeconds", "lostAfterSeconds", "weightDeltas", "mooncake")
+"""Fields that a worker acts on."""
 
 
 def config_map(owner: Owner) -> Object:
@@ -109,19 +109,16 @@ def config_map(owner: Owner) -> Object:
 
 
 def _job(owner: Owner) -> str:
-    """A PolyRLJob again, so that workers read on a cluster what they read on a laptop."""
-    spec = owner.job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    rollout, trainer = spec["rollout"], spec["trainer"]
+    """A PolyRLJob again, so that workers read on a cluster what they read on a laptop. Defaults are left out: workers
+    of images from before a field would refuse the job for its default, and others would start anew for it."""
     written = owner.job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    chosen = written.get("rollout", {})
+    rollout, trainer = written.get("rollout", {}), written.get("trainer", {})
+    shared = some(trainer.get("storage", {}), "accessMode") if "replicas" in trainer else {}
+    placed = some(rollout.get("capacity", {}), "preset", "metadataService")
     read = {
-        "recipe": spec["recipe"],
-        "trainer": some(trainer, *READ_OF_TRAINER)
-        | some(written.get("trainer", {}), *CHOSEN_OF_TRAINER)
-        | ({"storage": some(trainer["storage"], "accessMode")} if trainer["replicas"] > 1 else {}),
-        "rollout": {key: rollout[key] for key in ("engine", "drainSeconds")}
-        | some(chosen, *CHOSEN_OF_ROLLOUT)
-        | {"capacity": {"preset": rollout["capacity"]["preset"]} | some(chosen.get("capacity", {}), "metadataService")},
+        "recipe": written["recipe"],
+        "trainer": some(trainer, *READ_OF_TRAINER) | ({"storage": shared} if shared else {}),
+        "rollout": some(rollout, *READ_OF_ROLLOUT) | ({"capacity": placed} if placed else {}),
     }
     job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": owner.name}, "spec": read}
     return msgspec.json.format(msgspec.json.encode(job, order="sorted"), indent=1).decode() + "\n"

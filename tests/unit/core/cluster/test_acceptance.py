@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,12 @@ def test_a_refused_job_is_tried_again(build: Any, ago: float, again: bool) -> No
     found = acceptance(build.ctx(dry_run=REFUSED, state=ReconcileState(dry_run_at=build.now - ago)))
     assert (found.dry_run is not None) == again
     assert found.due == build.now + (DRY_RUN_RETRY_S if again else 1)
+
+
+def test_what_is_left_out_is_said(build: Any) -> None:
+    ctx = build.ctx(dry_run="")
+    newer = replace(ctx, facts=replace(ctx.facts, unknown=("spec.later", "spec.rollout.colour")))
+    assert acceptance(newer).message.endswith("leaves them out: spec.later, spec.rollout.colour")
 
 
 def test_what_was_accepted_is_not_asked_again(build: Any) -> None:

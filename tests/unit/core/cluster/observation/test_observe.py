@@ -216,8 +216,19 @@ def test_job_that_is_none_is_refused_with_its_fields() -> None:
     job["spec"]["nonsense"] = 1
     seen = observed(job)
     assert seen.job is None
-    assert "spec.rollout.replicas" in seen.refusal
-    assert "spec.nonsense" in seen.refusal
+    assert seen.refusal.startswith("spec.rollout.replicas: ")
+
+
+def test_fields_of_a_later_crd_are_left_out() -> None:
+    """The API server fills in their defaults in every stored job as soon as the CRD is there."""
+    job, plain = raw_job(), observed(raw_job())
+    job["spec"]["later"] = {"mode": "Off"}
+    job["spec"]["rollout"]["colour"] = "grey"
+    job["spec"]["recipe"]["data"]["rl"][0]["order"] = "AsWritten"
+    seen = observed(job)
+    assert (seen.job, seen.refusal) == (plain.job, "")
+    assert set(seen.unknown) == {"spec.later", "spec.rollout.colour", "spec.recipe.data.rl.0.order"}
+    assert plain.unknown == ()
 
 
 def test_slices_that_do_not_divide_the_gpus_of_a_pod_are_refused_here_since_the_server_sees_no_containers() -> None:

@@ -528,6 +528,13 @@ def test_workers_read_the_job_again() -> None:
     assert (ends.http, ends.run_epoch) == (f"https://{NAME}-manager:5000", names.EPOCH)
 
 
+def test_workers_of_older_images_get_no_field_that_nobody_wrote() -> None:
+    """They would refuse the default of a later operator's field; a job may pin its images and outlive upgrades."""
+    read = json.loads(fixed_children(owner(rollout={"drainSeconds": 7}))[0]["data"]["job.json"])["spec"]
+    written = {key: value for key, value in RECIPE.items() if key != "mode"}  # the default
+    assert read == {"recipe": written, "trainer": {}, "rollout": {"drainSeconds": 7}}
+
+
 def test_every_manifest_that_is_right_is_right_for_its_workers() -> None:
     """Rules between fields hold of the part that workers get."""
     for spec in (
