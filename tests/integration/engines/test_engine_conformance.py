@@ -79,13 +79,15 @@ class Models:
         """float32[len(ids), VOCAB]"""
         return self.plain[weights](torch.tensor([ids])).logits[0].float()
 
+    @torch.no_grad()
     def greedy(self, weights: int, prompt: list[int], budget: int, stops: tuple[int, ...] = ()) -> list[int]:
-        ids = list(prompt)
-        while len(ids) < len(prompt) + budget:
-            ids.append(int(self.logits(weights, ids)[-1].argmax()))
-            if ids[-1] in (EOS, *stops):
-                break
-        return ids[len(prompt) :]
+        cache = DynamicCache(config=self.plain[weights].config)
+        ids, unread = list[int](), prompt
+        while len(ids) < budget and not (ids and ids[-1] in (EOS, *stops)):
+            scores = self.plain[weights](torch.tensor([unread]), past_key_values=cache).logits[0, -1]
+            ids.append(int(scores.argmax()))
+            unread = ids[-1:]
+        return ids
 
     def logprobs(self, weights: int, prompt: list[int], output: list[int], temperature: float) -> list[float]:
         scores = self.logits(weights, prompt + output)[len(prompt) - 1 : -1] / (temperature or 1.0)

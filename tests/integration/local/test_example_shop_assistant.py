@@ -14,8 +14,9 @@ from tests.integration.local.job_runs import polyrl
 
 JOB = Path(__file__).parents[3] / "examples" / "shop-assistant" / "job.yaml"
 DEADLINE_S = 500
-STEPS = 10
+STEPS = 7
 SHORTER = {
+    "spec.recipe.sft.steps": 150,
     "spec.recipe.algorithm.steps": STEPS,
     "spec.recipe.algorithm.optimizer.schedule": "constant",
     "spec.recipe.algorithm.advantage": "turnNorm",

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from polyrl_cli.manifests.starter import CHAT_ROWS
-from tests.integration.local import job_runs
+from tests.integration.local.job_runs import polyrl
 
 DEADLINE_S = 500
 REFUSED_WITHIN_S = 60.0
@@ -40,10 +39,6 @@ SMALL = {
 }
 
 
-def polyrl(folder: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return job_runs.polyrl(*words, HF_HOME=str(folder / "cache"), **environment)
-
-
 def make_model(folder: Path) -> None:
     """What `hf download` of a chat model leaves, a thousand times smaller."""
     bytes_of_text = Tokenizer(models.BPE())
@@ -66,13 +61,13 @@ def make_model(folder: Path) -> None:
 def test_with_a_folder_it_is_valid_runs_and_answers(tmp_path: Path) -> None:
     job, model, run = tmp_path / "my-chat" / "job.yaml", tmp_path / "tiny", tmp_path / "run"
     make_model(model)
-    assert polyrl(tmp_path, "init", job.parent, "--task", "chat").returncode == 0
+    assert polyrl("init", job.parent, "--task", "chat").returncode == 0
     sets = [f"--set=spec.recipe.model.path={model}", *(f"--set={path}={value}" for path, value in SMALL.items())]
-    checked = polyrl(tmp_path, "validate", job, *sets)
+    checked = polyrl("validate", job, *sets)
     assert (checked.returncode, "is valid" in checked.stdout) == (0, True), checked.stdout + checked.stderr
-    done = polyrl(tmp_path, "run", job, *sets, "--out", run)
+    done = polyrl("run", job, *sets, "--out", run)
     assert done.returncode == 0, done.stdout + done.stderr
-    answered = polyrl(tmp_path, "generate", run, "What is 3 + 4?")
+    answered = polyrl("generate", run, "What is 3 + 4?")
     assert (answered.returncode, answered.stderr) == (0, ""), answered.stderr
     tokenizer = AutoTokenizer.from_pretrained(max((run / "checkpoints").glob("[!.]*/model")))
     sample = json.loads((run / "samples.jsonl").read_text().splitlines()[0])
@@ -90,7 +85,7 @@ def a_learner_without_its_gpu_is_refused(folder: Path, job: Path, sets: list[str
     stand_in.write_text(ONE_GPU)
     stand_in.chmod(0o755)
     path = {"PATH": f"{stand_in.parent}:{os.environ['PATH']}"}
-    refused = polyrl(folder, "run", job, "--no-check", *sets, "--out", run, **path)
+    refused = polyrl("run", job, "--no-check", *sets, "--out", run, **path)
     assert refused.returncode == 2, refused.stdout + refused.stderr
     assert "the learner was given a GPU, and torch" in refused.stderr
     assert "GPUs (NVIDIA GeForce RTX 4090): the learner 0" in refused.stdout
@@ -101,10 +96,10 @@ def a_learner_without_its_gpu_is_refused(folder: Path, job: Path, sets: list[str
 @pytest.mark.slow
 def test_without_network_the_hubs_name_is_refused_in_one_sentence_within_seconds(tmp_path: Path) -> None:
     job = tmp_path / "my-chat" / "job.yaml"
-    assert polyrl(tmp_path, "init", job.parent, "--task", "chat").returncode == 0
+    assert polyrl("init", job.parent, "--task", "chat").returncode == 0
     began = time.monotonic()
-    nobody = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
-    refused = polyrl(tmp_path, "run", job, "--out", tmp_path / "run", **nobody)
+    nobody = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "cache")}
+    refused = polyrl("run", job, "--out", tmp_path / "run", **nobody)
     assert time.monotonic() - began < REFUSED_WITHIN_S
     assert refused.returncode == 2
     (sentence,) = refused.stderr.strip().splitlines()

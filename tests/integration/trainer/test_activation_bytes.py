@@ -22,6 +22,8 @@ from polyrl_trainer.backends.policy import hidden_states
 WIDTH = 256
 TOLERANCE = 0.1
 """Norms, the embedding and softmax statistics are small, and no part of the formula."""
+FEW_AND_MORE = (2, 4)
+"""Layers."""
 
 SIZES: dict[str, dict[str, Any]] = {
     "as Qwen2.5": {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2},
@@ -95,16 +97,17 @@ def test_layers_that_are_computed_twice_keep_what_is_planned(
 ) -> None:
     fields: dict[str, object] = {"model_type": "qwen2", "vocab_size": 64, **SHAPES[name]}
     (one, more), (wide, wider) = (
-        [there_after(fields, layers, rows, dtype, which) for layers in (2, 8)] for rows in (1, 2)
+        [there_after(fields, layers, rows, dtype, which) for layers in FEW_AND_MORE] for rows in (1, 2)
     )
-    per_layer = (wider - wide - more + one) / WIDTH / 6
+    added = FEW_AND_MORE[1] - FEW_AND_MORE[0]
+    per_layer = (wider - wide - more + one) / WIDTH / added
     recipe = RecipeSpec.model_validate({"model": {"path": "m", "dtype": dtype}, "activationCheckpointing": which})
     planned = [
         activation_bytes(sizes, recipe) - kept_bytes(sizes, dtype) // sizes.layers
-        for sizes in (ModelSizes.of({**fields, "num_hidden_layers": n}) for n in (2, 8))
+        for sizes in (ModelSizes.of({**fields, "num_hidden_layers": n}) for n in FEW_AND_MORE)
         if sizes is not None
     ]
-    assert per_layer == pytest.approx((planned[1] - planned[0]) / 6, rel=TOLERANCE)
+    assert per_layer == pytest.approx((planned[1] - planned[0]) / added, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

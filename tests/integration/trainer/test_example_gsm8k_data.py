@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from polyrl.testing.started import ran
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_trainer.backends.models.model_factory import load_model
 from polyrl_trainer.data.tokenizers import HuggingFaceTokenizer
@@ -47,7 +48,7 @@ def run_prepare(train: Path, test: Path, out: Path, *more: object) -> subprocess
 
 
 def validate(manifest: Path) -> subprocess.CompletedProcess[str]:
-    return run("-m", "polyrl_cli.app", "validate", manifest)
+    return ran([sys.executable, "-m", "polyrl_cli.app", "validate", str(manifest)], timeout_s=DEADLINE_S)
 
 
 @pytest.fixture(scope="module")

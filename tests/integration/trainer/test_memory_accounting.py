@@ -39,8 +39,8 @@ SMALL: dict[str, Any] = {
     **{"model_type": "qwen2", "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 2048},
     **{"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False},
 }
-DEEP = {**SMALL, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4}
-NORMED = {**SMALL, "model_type": "qwen3", "head_dim": 64, "num_attention_heads": 16, "num_hidden_layers": 8}
+DEEP = {**SMALL, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4}
+NORMED = {**SMALL, "model_type": "qwen3", "head_dim": 64, "num_attention_heads": 16, "num_hidden_layers": 6}
 """As Qwen3: queries are twice as wide as the model, and normed as the keys are."""
 ODD = {**SMALL, "hidden_size": 384, "num_attention_heads": 6}
 """As Qwen2.5 0.5B: rows of hidden size are no number of blocks."""

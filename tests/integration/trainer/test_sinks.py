@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ import pytest
 from polyrl.manifest.recipe import MlflowSpec, WandbSpec
 from polyrl.sample import Finish, Purpose
 from polyrl.sample_record import SampleRecord
-from polyrl.testing.started import ran
+from polyrl.testing.started import StartedProcess, ran
 from polyrl_cli.local.ownership import take_over
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_operator.secret import write_run_keys
@@ -236,7 +235,7 @@ def test_wandb_has_the_texts_of_a_step_as_a_table(tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 from pathlib import Path
 from polyrl.manifest.recipe import WandbSpec
 from polyrl_trainer.metrics import MetricsLogger
@@ -250,7 +249,7 @@ metrics = MetricsLogger(folder, [sink])
 for step in map(int, sys.argv[2].split()):
     metrics.log("rl", step, {"loss": 1.0})
 while sink._written < len(sys.argv[2].split()):
-    pass
+    time.sleep(0.01)
 if sys.argv[3] == "killed":
     (writer,) = subprocess.check_output(["pgrep", "-f", f"wandb-core .*--pid {os.getpid()}"]).split()
     os.kill(int(writer), signal.SIGKILL)
@@ -261,10 +260,11 @@ metrics.close("done")
 
 @pytest.mark.slow
 def test_a_wandb_run_whose_processes_were_all_killed_goes_on_as_one_and_whole(tmp_path: Path) -> None:
-    first = subprocess.run([sys.executable, "-c", KILLED, tmp_path, "1 2 3", "killed"], timeout=DEADLINE_S, check=False)
-    assert first.returncode == -signal.SIGKILL
+    (tmp_path / "killed.py").write_text(KILLED)
+    script = (sys.executable, "-m", "polyrl.testing.script", tmp_path / "killed.py", tmp_path)
+    assert StartedProcess([*script, "1 2 3", "killed"]).wait(DEADLINE_S) == -signal.SIGKILL
     take_over(tmp_path)  # as the command that resumes it does
-    subprocess.run([sys.executable, "-c", KILLED, tmp_path, "4 5", "ended"], timeout=DEADLINE_S, check=True)
+    assert StartedProcess([*script, "4 5", "ended"]).wait(DEADLINE_S) == 0
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len({file.name for file in files}) == 1
     rows = [record.history.item for file in files for record in wandb_records(file) if record.HasField("history")]
