@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from kubernetes.aio.client.api_client import ApiClient
 
 from polyrl_operator import app
-from polyrl_operator.api.client import Client
+from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.connect import load_configuration
+from polyrl_operator.api.kinds import JOB
 
 DEADLINE_S = 30.0
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -74,4 +76,20 @@ async def test_the_operator_ends_for_a_namespace_that_goes_or_comes_back(
         await asyncio.wait_for(app.until_others(client, both, {other}), DEADLINE_S)
         for namespace in both:
             unbind(place.server, namespace)
+        await asyncio.wait_for(until_closed(client, both), DEADLINE_S)
         assert await app.closed_namespaces(client, both) == set(), "then it is the operator's right that is at fault"
+
+
+async def until_closed(client: Client, namespaces: Sequence[str]) -> None:
+    """The server hears a moment later of a right that is gone."""
+    for namespace in namespaces:
+        while await may_read(client, namespace):  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.05)
+
+
+async def may_read(client: Client, namespace: str) -> bool:
+    try:
+        await client.get(JOB, namespace, "any")
+    except ApiError as error:
+        return error.status != app.FORBIDDEN
+    return True
