@@ -41,6 +41,11 @@ SLIPS: list[tuple[dict[str, Any], str]] = [
     ({"networkPolicy": {"apiServer": {"ports": []}}}, "at '/networkPolicy/apiServer/ports'"),
     ({"nodeSelector": {"a": 1}}, "at '/nodeSelector/a'"),
     ({"extraArgs": [1]}, "at '/extraArgs/0'"),
+    ({"podLabels": {"app.kubernetes.io/component": "mine"}}, "at '/podLabels/"),
+    ({"podLabels": {"helm.sh/chart": "mine"}}, "at '/podLabels/"),
+    ({"podAnnotations": {"kubectl.kubernetes.io/default-container": "mine"}}, "at '/podAnnotations/"),
+    ({"health": {"port": 8080}}, "health.port: 8080 is metrics.port; the operator listens on both"),
+    ({"metrics": {"port": 8081}}, "health.port: 8081 is metrics.port"),
 ]
 
 

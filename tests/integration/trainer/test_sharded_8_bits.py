@@ -39,7 +39,7 @@ assert isinstance(MODEL.source, dict)
 WIDE = replace(MODEL, source={**MODEL.source, "hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05})
 """Rows of one block and of two; the 23 of the embedding are cut unevenly."""
 ADAPTED = replace(WIDE, adapter=AdapterConfig(rank=16, alpha=32.0))
-STEPS = 8
+STEPS = 4
 APART = 0.02
 """Of the way that weights went: sums in another order give other codes where a value is at the border of two."""
 

@@ -55,9 +55,9 @@ from polyrl_trainer.weights.publisher import Export, WeightPublisher
 WAIT_SECONDS = 120.0
 ENGINE = EngineConfig(device="cpu", max_tokens_per_micro_batch=128, wait_seconds=WAIT_SECONDS)
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, total_steps=20, schedule="cosine", warmup_steps=3, weight_decay=0.1)
-STEPS = 20
-TOLERANCE = 1e-5
-"""Sums of float32 in another order, over 20 steps of AdamW."""
+STEPS = 8
+TOLERANCE = 4e-6
+"""Sums of float32 in another order, over 8 steps of AdamW."""
 
 
 @pytest.fixture(scope="module", params=[4, 2, 1])
@@ -153,12 +153,12 @@ def assert_trains_as_one_process(case: str, found: Learner) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_twenty_steps_equal_those_of_one_process(ranks: LearnerGroup, case: str) -> None:
+def test_steps_equal_those_of_one_process(ranks: LearnerGroup, case: str) -> None:
     assert_trains_as_one_process(case, of_ranks(ranks, CASES[case][0]))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_twenty_steps_in_slices_of_two_ranks_equal_those_of_one_process(ranks: LearnerGroup, case: str) -> None:
+def test_steps_in_slices_of_two_ranks_equal_those_of_one_process(ranks: LearnerGroup, case: str) -> None:
     if ranks.size > 1:
         assert_trains_as_one_process(case, of_ranks(ranks, CASES[case][0], slices=2))
 
