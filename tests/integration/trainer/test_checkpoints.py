@@ -20,8 +20,6 @@ from polyrl_cli.local.run_folder import RunFolder, kept_state
 from polyrl_trainer.app import _open_session, _resumed_state
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, latest, read_checkpoint
 from polyrl_trainer.checkpoints.writer import Writer
-from polyrl_trainer.loops.stages import Stages
-from polyrl_trainer.session import Session
 from polyrl_trainer.state import TrainerState, TrainingStage
 from tests.unit.trainer.sample_log.test_log import line
 
@@ -134,7 +132,7 @@ def test_one_in_the_middle_of_a_step_goes_before_whole_ones(checkpoints):
     """Two stops left nothing but parts of steps, none of which was ever evaluated."""
     kept = []
     for step, groups in ((1, 0), (2, 0), (2, 4), (2, 8), (3, 4), (4, 0)):
-        saved = state(step, TrainingStage.RL)
+        saved = state(step, TrainingStage.RL, done=step == 4)
         saved.trained_groups = groups
         checkpoints.save(saved, Weights()).result(WAIT_S)
         kept.append([name.removeprefix("rl-step-00000") for name in names(checkpoints)])
@@ -321,8 +319,8 @@ def test_mini_batches_that_do_not_fit_a_begun_step_are_refused_before_anything_i
     ],
 )
 def test_fewer_steps_than_are_done_or_begun_are_refused_in_every_stage(checkpoints, stage, groups, section, most):
-    """A cluster's trainer took 40 steps and 16 groups for the end of 40 steps, and with no step of SFT asked for any
-    more RL began with the model before it."""
+    """A cluster's trainer took 40 steps and 16 groups for the end of 40 steps, and RL, which comes next, found no end
+    of SFT."""
     begun = state(3, stage)
     begun.trained_groups = groups
     saved = checkpoints.save(begun, Weights()).result(WAIT_S)
@@ -366,17 +364,6 @@ def test_the_evaluation_at_the_end_of_a_run_that_goes_on_with_more_steps_stays(c
     assert [json.loads(row)["phase"] for row in (tmp_path / "metrics.jsonl").read_text().splitlines()] == kept
     assert (tmp_path / SAMPLES).read_bytes().splitlines(keepends=True) == texts[: len(kept)]
     assert resumed == ended, "the seal of its last checkpoint stays one of a stage's end"
-
-
-@pytest.mark.parametrize("asked", [0, 3, 20])
-def test_rl_stands_on_the_end_of_sft_whatever_is_asked_of_sft_by_now(checkpoints, tmp_path, asked):
-    """With `sft.steps` 0, as of who wants no more of it, a KL penalty pulled to the model before SFT."""
-    final = checkpoints.save(state(3, done=True), Weights()).result(WAIT_S)
-    learned = state(2, TrainingStage.RL)
-    learned.results.steps = {"sft": 3, "rl": 2}
-    spec = RecipeSpec.model_validate({"mode": "sft+rl", "model": {"path": "/m"}, "sft": {"steps": asked}})
-    session = Session(learned, checkpoints, None, checkpoint_every_steps=1)
-    assert Stages(spec, tmp_path, None, session=session, engine=None, max_context=8)._rl_start() == final / "model"
 
 
 def test_what_an_own_loss_draws_from_torch_follows_from_the_seed(tmp_path):

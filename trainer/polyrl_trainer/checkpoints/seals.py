@@ -6,7 +6,7 @@ import errno
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -48,11 +48,11 @@ def seal_in(path: Path) -> Seal:
         raise InvalidData(f"{place}: not written by PolyRL: {error}") from error
 
 
-def outdated(found: Iterable[tuple[str, Seal]], keep: int) -> list[str]:
+def outdated(found: Sequence[tuple[str, Seal]], keep: int) -> list[str]:
     """Those that go, of all that there are by name, the oldest first: of parts of a step all but the newest, then what
     is more than `keep`. The last of a stage stays."""
     ordinary = [name for name, seal in found if not seal.stage_final]
-    useful = [name for name in ordinary if PART not in name or name == ordinary[-1]]
+    useful = [name for name in ordinary if PART not in name or name == found[-1][0]]
     return [name for name in ordinary if name not in useful[-keep:]]
 
 

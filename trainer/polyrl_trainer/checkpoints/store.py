@@ -102,7 +102,7 @@ class CheckpointStore:
         """Those that are not outdated stay; what a kill left half goes too."""
         complete = self.complete()
         half = [name for name in self._asked(self._bounded_folders) if name not in complete]
-        for name in (*half, *outdated(complete.items(), keep)):
+        for name in (*half, *outdated([*complete.items()], keep)):
             self._asked(partial(self._remove, name))
 
     def fetch(self, name: str, seal: Seal, into: Path) -> None:

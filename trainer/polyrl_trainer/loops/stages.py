@@ -201,9 +201,8 @@ class Stages:
             done[moment] = {name.removeprefix(PREFIX): value for name, value in evaluation.items()}
 
     def _rl_start(self) -> ModelPlace:
-        """What RL learns from and is compared with: the end of SFT if there was one, whatever the manifest asks of it
-        by now, else the manifest's model."""
-        if not self.session.state.results.steps.get(TrainingStage.SFT):
+        """What RL learns from and is compared with: the end of SFT if there was one, else the manifest's model."""
+        if self.recipe.mode is not Mode.SFT_RL or self.recipe.sft.steps == 0:
             return model_source(self.recipe, self.manifest_dir)
         final = self.session.checkpoints.stage_final(TrainingStage.SFT)
         if final is None:
