@@ -18,7 +18,7 @@ from polyrl_trainer.checkpoints.seals import (
     COMPLETE,
     PART,
     check_file,
-    outdated,
+    prunable,
     seal_in,
     seal_of,
     sync,
@@ -184,7 +184,7 @@ class Checkpoints:
 
     def _prune(self) -> None:
         found = [(path.name, seal_in(path)) for path in complete_checkpoints(self.folder)]
-        for name in outdated(found, self._keep):
+        for name in prunable(found, self._keep):
             # Whoever reads while it goes, or starts after a kill, finds none rather than a part.
             shutil.rmtree((self.folder / name).rename(self.folder / f"{UNFINISHED_PREFIX}pruned-{name}"))
 

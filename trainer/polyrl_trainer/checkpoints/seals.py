@@ -48,7 +48,7 @@ def seal_in(path: Path) -> Seal:
         raise InvalidData(f"{place}: not written by PolyRL: {error}") from error
 
 
-def outdated(found: Sequence[tuple[str, Seal]], keep: int) -> list[str]:
+def prunable(found: Sequence[tuple[str, Seal]], keep: int) -> list[str]:
     """Those that go, of all that there are by name, the oldest first: of parts of a step all but the newest, then what
     is more than `keep`. The last of a stage stays."""
     ordinary = [name for name, seal in found if not seal.stage_final]
