@@ -28,6 +28,7 @@ from polyrl.manifest.environment import ENGINE_APART, LEARNER_DEVICE
 from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rollout import EngineType, RolloutSpec, WeightDeltas
+from polyrl.manifest.rules.resumption import checkpoint_faults, steps_of
 from polyrl.manifest.spec import ReservedSleep
 from polyrl.sample_record import SAMPLES
 from polyrl.wire.sealing import LastingKeys
@@ -47,7 +48,6 @@ from polyrl_trainer.data.model_files import ModelFiles
 from polyrl_trainer.generation.runner import UserCodeRunner
 from polyrl_trainer.generation.supply import AdoptedGroups, GroupSupply
 from polyrl_trainer.loops.evaluation import Evaluator
-from polyrl_trainer.loops.mini_batches import mini_batches_left
 from polyrl_trainer.loops.rl_loop import RolloutSide
 from polyrl_trainer.loops.stages import Stages
 from polyrl_trainer.metrics import METRICS, MetricsLogger, newest_moment, rewind_metrics
@@ -196,13 +196,16 @@ def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tu
     checkpoints.start()
     state = TrainerState(seed=recipe.seed, stage=STAGE_OF_MODE[recipe.mode])
     torch.manual_seed(recipe.seed)  # of what an own loss draws; a checkpoint holds how far it got
-    resumed_from = checkpoints.newest() if arguments.resume is None else latest(arguments.resume)
+    resume = arguments.resume or arguments.run
+    resumed_from = checkpoints.newest() if resume == arguments.run else latest(resume)
     if resumed_from is not None:
         state = _resumed_state(resumed_from, job)
         checkpoints.adopt_finals(resumed_from)
-    rewind_metrics(arguments.run / METRICS, state)
+    behind = state.copy()
+    behind.stage_done = state.stage_done and state.step >= steps_of(recipe, state.stage)[1]
+    rewind_metrics(arguments.run / METRICS, behind)
     evaluated = newest_moment(arguments.run / METRICS) != (state.stage.value, state.step)
-    sample_log.go_back_to(arguments.run / SAMPLES, state, evaluated=evaluated)
+    sample_log.go_back_to(arguments.run / SAMPLES, behind, evaluated=evaluated)
     session = Session(
         state,
         checkpoints,
@@ -225,7 +228,8 @@ def _resumed_state(checkpoint: Path, job: PolyRLJob) -> TrainerState:
         raise InvalidData(f"{checkpoint}: is of stage {stage}, which mode {mode} does not have")
     if state.seed != recipe.seed:
         raise InvalidData(f"{checkpoint}: was made with seed {state.seed}, the manifest says {recipe.seed}")
-    mini_batches_left(recipe.algorithm, state.trained_groups)  # refuses before anything is awaited
+    for field, fault in checkpoint_faults(recipe, state.stage, state.step, state.trained_groups):
+        raise InvalidData(f"{field}: {fault}")  # before anything is awaited
     return state
 
 

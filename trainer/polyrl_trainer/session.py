@@ -207,9 +207,13 @@ class Session:
         if state.stage_done or self.stop.is_set() or state.step % self.checkpoint_every_steps == 0:
             await self.save(backend)
 
-    async def leave(self, backend: TrainingBackend) -> None:
-        """After a loop: saves what is not saved yet, where the run was asked to stop since its last step."""
-        if self.stop.is_set() and not self.state.stage_done:
+    async def leave(self, backend: TrainingBackend, total_steps: int) -> None:
+        """After a loop: saves what is not saved yet, where the run was asked to stop since its last step, or goes on
+        with no more steps than were done."""
+        state = self.state
+        ends = state.step >= total_steps > 0
+        if not state.stage_done and (ends or self.stop.is_set()):
+            state.stage_done = ends
             await self.save(backend)
 
     async def answered(self, *requests: Awaitable[None]) -> None:

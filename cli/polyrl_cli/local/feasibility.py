@@ -14,10 +14,10 @@ from polyrl.local.gpu_assignment import GpuAssignment, GpuRefusal, assign_gpus
 from polyrl.local.gpu_memory import gpu_fault, gpu_notes
 from polyrl.local.memory import Machine, engines_fault, memory_fault
 from polyrl.manifest.job import PolyRLJob, read_job
-from polyrl.manifest.rules.resumption import changed_fields, mini_batch_fault
+from polyrl.manifest.rules.resumption import changed_fields, checkpoint_faults
 from polyrl.memory.sizes import ModelSizes
 from polyrl_cli.local.gpus import gpus_here
-from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
+from polyrl_cli.local.run_folder import RunFolder, kept_state
 from polyrl_cli.manifests.checks import missing_sinks, unset_variables
 from polyrl_cli.manifests.model_size import config_fields, num_parameters
 from polyrl_cli.manifests.yaml_source import ManifestFault
@@ -71,13 +71,9 @@ def _faults(job: PolyRLJob, resumed: RunFolder | None, too_large: tuple[str, str
     if resumed is not None and any(resumed.checkpoints.glob("[!.]*/COMPLETE.json")):
         for path, sentence in changed_fields(read_job(resumed.job).spec, job.spec):
             yield ManifestFault(("spec", *path), sentence)
-        algorithm, (done, groups) = job.spec.recipe.algorithm, rl_steps_kept(resumed)
-        if (begun := done + bool(groups)) > algorithm.steps:
-            of = f"{'in the middle of' if groups else 'of'} step {begun}"
-            sentence = f"{algorithm.steps} steps, but the newest checkpoint is {of}: ask for {begun} or more"
-            yield _fault("recipe.algorithm.steps", sentence)
-        if sentence := mini_batch_fault(algorithm, groups):
-            yield _fault("recipe.algorithm.miniBatchPrompts", sentence)
+        kept = kept_state(resumed)
+        for field, sentence in checkpoint_faults(job.spec.recipe, kept.stage, kept.step, kept.trained_groups):
+            yield _fault(field, sentence)
 
 
 def this_machine(*, has_gpu: bool) -> Machine:

@@ -112,7 +112,7 @@ def run_command(
             console.print(f"note: {note}", soft_wrap=True)
         folder = resumed or run_folder.new_run_folder(out, job.metadata.name, datetime.now(UTC))
         with run_folder.locked(folder):
-            done, _ = run_folder.rl_steps_kept(folder)  # before anything is changed there: it may refuse
+            done = run_folder.kept_state(folder).rl_steps  # before anything is changed there: it may refuse
             run_epoch = run_folder.prepare_folder(folder, job, base)
             place = RunLocation(
                 run=str(folder.root),

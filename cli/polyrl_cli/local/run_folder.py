@@ -279,12 +279,19 @@ def _write_epoch(path: Path, run_epoch: int) -> None:
         os.close(folder)
 
 
-class _TrainerState(msgspec.Struct):
-    """What a runner reads of a checkpoint's state.json."""
+class KeptState(msgspec.Struct):
+    """What a runner reads of a checkpoint's state.json: where a trainer goes on that is started here."""
 
-    stage: str
-    step: int
+    stage: str = ""
+    step: int = 0
+    """Whole ones."""
     trained_groups: int = 0
+    """Of the next one."""
+
+    @property
+    def rl_steps(self) -> int:
+        """Whole RL steps."""
+        return self.step if self.stage == "rl" else 0
 
 
 class _CheckpointSeal(msgspec.Struct):
@@ -294,12 +301,10 @@ class _CheckpointSeal(msgspec.Struct):
     """Counts the saves of a folder."""
 
 
-def rl_steps_kept(folder: RunFolder) -> tuple[int, int]:
-    """Whole RL steps in the newest complete checkpoint, which a trainer started here goes on from, and learned groups
-    of the next one; 0 without one. Raises UserError naming a checkpoint that cannot be read."""
+def kept_state(folder: RunFolder) -> KeptState:
+    """Of the newest complete checkpoint, if there is one. Raises UserError naming a checkpoint that cannot be read."""
     newest = newest_checkpoint(folder)
-    kept = None if newest is None else _read_as(_TrainerState, newest / STATE)
-    return (0, 0) if kept is None or kept.stage != "rl" else (kept.step, kept.trained_groups)
+    return KeptState() if newest is None else _read_as(KeptState, newest / STATE)
 
 
 def newest_checkpoint(folder: RunFolder) -> Path | None:

@@ -123,6 +123,10 @@ def left_in_mid_step(run: Path, groups: int) -> None:
     (left / "state.json").write_text(json.dumps({"stage": "rl", "step": 3, "trained_groups": groups}))
 
 
+def of_stage(run: Path, stage: str) -> None:
+    (run / "checkpoints/rl-step-000003/state.json").write_text(json.dumps({"stage": stage, "step": 3}))
+
+
 REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "seal is empty": (
         lambda run: (run / "checkpoints/rl-step-000003/COMPLETE.json").write_text(""), [], "not a trainer's state",
@@ -131,6 +135,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "fewer steps than done": (
         lambda run: None, ["--set=spec.recipe.algorithm.steps=2", "--set=spec.faultInjection=[]"],
         "the newest checkpoint is of step 3",
+    ),
+    "fewer steps of SFT than done": (
+        lambda run: of_stage(run, "sft"), ["--set=spec.recipe.sft.steps=2", "--set=spec.faultInjection=[]"],
+        "--set spec.recipe.sft.steps: 2 steps, but the newest checkpoint is of step 3: ask for 3 or more",
     ),
     "as many steps as done, where another is begun": (
         lambda run: left_in_mid_step(run, 4), ["--set=spec.recipe.algorithm.steps=3", "--set=spec.faultInjection=[]"],

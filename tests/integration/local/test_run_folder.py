@@ -11,11 +11,11 @@ from polyrl.manifest.job import PolyRLJob
 from polyrl.testing.job_values import raw_job
 from polyrl_cli.local.run_folder import (
     RunFolder,
+    kept_state,
     last_words,
     manifest_dir,
     new_run_folder,
     prepare_folder,
-    rl_steps_kept,
 )
 
 
@@ -30,12 +30,12 @@ def checkpoint(root: Path, stage: str, step: int, serial: int, complete: bool = 
 
 def test_rl_steps_are_those_of_the_newest_complete_checkpoint(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    assert rl_steps_kept(run) == (0, 0)
+    assert kept_state(run).rl_steps == 0
     checkpoint(tmp_path, "sft", 40, serial=1)
-    assert rl_steps_kept(run) == (0, 0)
+    assert kept_state(run).rl_steps == 0
     checkpoint(tmp_path, "rl", 25, serial=2)
     checkpoint(tmp_path, "rl", 50, serial=3, complete=False)
-    assert rl_steps_kept(run) == (25, 0)
+    assert kept_state(run).rl_steps == 25
 
 
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,4 +72,4 @@ def test_a_manifest_that_is_gone_is_asked_for(tmp_path: Path) -> None:
 def test_a_checkpoint_without_its_state_is_named(tmp_path: Path) -> None:
     (checkpoint(tmp_path, "rl", 3, serial=1) / "state.json").write_text("[]")
     with pytest.raises(UserError, match=r"rl-step-000003/state.json: not a trainer's state"):
-        rl_steps_kept(RunFolder(tmp_path))
+        kept_state(RunFolder(tmp_path))

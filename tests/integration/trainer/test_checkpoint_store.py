@@ -125,6 +125,8 @@ def test_a_trainer_whose_disk_is_gone_goes_on_from_the_newest_there(
     third = run("third")
     assert local(third) == ["sft-step-000003", "sft-step-000006-and-000004-groups"], "left in the middle of step 7"
     assert local(second)[1:] == ["sft-step-000006", "sft-step-000006-and-000004-groups"]
+    save(third, 7, groups=8)
+    assert there(uri)[1:] == ["sft-step-000006.7", "sft-step-000007-and-000008-groups.9"], "parts go before whole steps"
 
 
 def test_what_is_half_there_is_absent_and_goes_when_the_next_is_pruned(

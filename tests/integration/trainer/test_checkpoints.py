@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from concurrent.futures import Future
@@ -12,12 +13,15 @@ import torch
 
 from polyrl.errors import DiskRefused, InvalidData, Superseded
 from polyrl.manifest.job import PolyRLJob
+from polyrl.manifest.recipe import RecipeSpec
+from polyrl.sample_record import SAMPLES
 from polyrl.testing.job_values import raw_job
-from polyrl_cli.local.run_folder import RunFolder, rl_steps_kept
+from polyrl_cli.local.run_folder import RunFolder, kept_state
 from polyrl_trainer.app import _open_session, _resumed_state
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, latest, read_checkpoint
 from polyrl_trainer.checkpoints.writer import Writer
 from polyrl_trainer.state import TrainerState, TrainingStage
+from tests.unit.trainer.sample_log.test_log import line
 
 WAIT_S = 30.0
 
@@ -121,7 +125,19 @@ def test_the_newest_is_the_last_that_was_saved_wherever_the_clock_was_set(checkp
     checkpoints.save(state(2, TrainingStage.RL), Weights()).result(WAIT_S)
     assert names(checkpoints) == ["rl-step-000003", "rl-step-000002"]
     assert checkpoints.newest().name == "rl-step-000002"
-    assert rl_steps_kept(RunFolder(checkpoints.folder.parent)) == (2, 0)
+    assert kept_state(RunFolder(checkpoints.folder.parent)).rl_steps == 2
+
+
+def test_one_in_the_middle_of_a_step_goes_before_whole_ones(checkpoints):
+    """Two stops left nothing but parts of steps, none of which was ever evaluated."""
+    kept = []
+    for step, groups in ((1, 0), (2, 0), (2, 4), (2, 8), (3, 4), (4, 0)):
+        saved = state(step, TrainingStage.RL, done=step == 4)
+        saved.trained_groups = groups
+        checkpoints.save(saved, Weights()).result(WAIT_S)
+        kept.append([name.removeprefix("rl-step-00000") for name in names(checkpoints)])
+    parts = [["2", f"{one}-groups"] for one in ("2-and-000004", "2-and-000008", "3-and-000004")]
+    assert kept == [["1"], ["1", "2"], *parts, ["2", "4"]]
 
 
 def test_an_interrupted_save_leaves_the_older_one_and_is_swept_up(checkpoints):
@@ -285,10 +301,69 @@ def test_mini_batches_that_do_not_fit_a_begun_step_are_refused_before_anything_i
         "seed": 1,
         "algorithm": {"steps": 9, "promptsPerStep": 10, "miniBatchPrompts": 5},
     }
-    with pytest.raises(InvalidData, match=r"recipe\.algorithm: the checkpoint has learned 4 groups of the next step"):
+    with pytest.raises(InvalidData, match=r"recipe\.algorithm\.miniBatchPrompts: the checkpoint has learned 4 groups"):
         _resumed_state(saved, PolyRLJob.model_validate(raw))
     raw["spec"]["recipe"]["algorithm"]["miniBatchPrompts"] = 2
     assert _resumed_state(saved, PolyRLJob.model_validate(raw)) == begun
+
+
+@pytest.mark.parametrize(
+    ("stage", "groups", "section", "most"),
+    [
+        (TrainingStage.SFT, 0, "sft", 3),
+        (TrainingStage.DPO, 0, "dpo", 3),
+        (TrainingStage.REWARD_MODEL, 0, "rewardModel", 3),
+        (TrainingStage.OFFLINE_RL, 0, "algorithm", 3),
+        (TrainingStage.RL, 0, "algorithm", 3),
+        (TrainingStage.RL, 16, "algorithm", 4),
+    ],
+)
+def test_fewer_steps_than_are_done_or_begun_are_refused_in_every_stage(checkpoints, stage, groups, section, most):
+    """A cluster's trainer took 40 steps and 16 groups for the end of 40 steps, and RL, which comes next, found no end
+    of SFT."""
+    begun = state(3, stage)
+    begun.trained_groups = groups
+    saved = checkpoints.save(begun, Weights()).result(WAIT_S)
+
+    def resumed(steps):
+        algorithm = {"promptsPerStep": 32, "miniBatchPrompts": 16}
+        recipe = {"mode": stage.value, "seed": 1, "model": {"path": "/m"}, "algorithm": algorithm}
+        recipe = {**recipe, section: {**recipe.get(section, {}), "steps": steps}}
+        return _resumed_state(saved, SimpleNamespace(spec=SimpleNamespace(recipe=RecipeSpec.model_validate(recipe))))
+
+    with pytest.raises(InvalidData, match=rf"recipe\.{section}\.steps: {most - 1} steps, .*: ask for {most} or more"):
+        resumed(most - 1)
+    assert resumed(most) == begun
+
+
+def opened(run, raw, resume=None):
+    arguments = SimpleNamespace(run=run, store="", resume=resume, max_manager_outage_s=0, grace_s=1)
+    session, resumed_from = _open_session(arguments, PolyRLJob.model_validate(raw), SimpleNamespace(write=None))
+    session.end(run, "")
+    return session.state, resumed_from
+
+
+def test_a_run_of_which_nothing_was_saved_is_resumed_from_its_beginning(tmp_path):
+    """As its last line says; the trainer refused it."""
+    assert opened(tmp_path, raw_job(), resume=tmp_path) == (TrainerState(seed=0, stage=TrainingStage.RL), None)
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(10, ["rl"]), (20, ["rl", "eval"])])
+def test_the_evaluation_at_the_end_of_a_run_that_goes_on_with_more_steps_stays(checkpoints, tmp_path, steps, kept):
+    """It is not measured again, and the curve had a gap there."""
+    ended = state(10, TrainingStage.RL, done=True)
+    ended.seed, ended.results.evaluations["base"] = 0, {"reward": 0.5}
+    checkpoints.save(ended, Weights()).result(WAIT_S)
+    rows = [{"phase": phase, "step": 10} for phase in ("rl", "eval")]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    texts = [line("train-rl-10"), line("eval-rl-10")]
+    (tmp_path / SAMPLES).write_bytes(b"".join(texts))
+    raw = raw_job()
+    raw["spec"]["recipe"]["algorithm"]["steps"] = steps
+    resumed, _ = opened(tmp_path, raw)
+    assert [json.loads(row)["phase"] for row in (tmp_path / "metrics.jsonl").read_text().splitlines()] == kept
+    assert (tmp_path / SAMPLES).read_bytes().splitlines(keepends=True) == texts[: len(kept)]
+    assert resumed == ended, "the seal of its last checkpoint stays one of a stage's end"
 
 
 def test_what_an_own_loss_draws_from_torch_follows_from_the_seed(tmp_path):

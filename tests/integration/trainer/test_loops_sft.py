@@ -67,7 +67,7 @@ class Learner:
         return [json.loads(line) for line in self.metrics.read_text().splitlines()]
 
 
-async def sft(folder, resume=None, stop_after=None, stop_after_step=None):
+async def sft(folder, resume=None, stop_after=None, stop_after_step=None, spec=SFT):
     learner = Learner(folder, TrainingStage.SFT, resume)
     data = DataBuffer([prepare_conversations(copying_rows(50), TOKENIZER, 60)], [1.0], seed=5)
     if stop_after is not None:
@@ -85,7 +85,7 @@ async def sft(folder, resume=None, stop_after=None, stop_after_step=None):
         if learner.session.state.step == stop_after_step:
             learner.session.ask_to_stop()
 
-    done = await run_sft_training(learner.backend, data, SFT, session=learner.session, after_step=after_step)
+    done = await run_sft_training(learner.backend, data, spec, session=learner.session, after_step=after_step)
     learner.close()
     assert done == (stop_after is None and stop_after_step is None)
     return learner
@@ -111,6 +111,19 @@ async def test_a_run_that_is_asked_to_stop_after_a_step_has_it_saved(tmp_path):
     learner = await sft(tmp_path, stop_after_step=4)
     assert learner.session.state.step == 4
     assert learner.checkpoints.newest().name == "sft-step-000004"
+
+
+async def test_sft_that_is_to_end_where_it_stands_ends_there(tmp_path):
+    """RL, which comes next, did not find its last checkpoint."""
+    await sft(tmp_path, stop_after=5)
+    shorter = SFT.model_copy(update={"steps": 5})
+    learner = await sft(tmp_path, resume=latest(tmp_path), spec=shorter)
+    assert learner.checkpoints.stage_final(TrainingStage.SFT) == latest(tmp_path)
+    assert (learner.session.state.step, len(learner.lines())) == (5, 5)
+    saved = latest(tmp_path) / "state.json"
+    before = saved.stat().st_ino
+    await sft(tmp_path, resume=latest(tmp_path), spec=shorter)
+    assert saved.stat().st_ino == before, "nothing is saved of a stage that is over"
 
 
 async def test_a_step_of_sft_is_divided_by_its_learned_tokens(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ A step waits for a copy of the learner's state in memory, no longer. The copy is
 steps under a temporary name, flushed to the disk, and renamed. What the disk refuses is removed at once, and what a
 kill left when a run starts. One is in the making at a time. Others hear only of what is on the disk: the manager then
 forgets the samples that are in it.
-The newest `keep` stay, and the last of each stage besides: a later stage starts from it.
+The newest `keep` stay, parts of a step going first, and the last of each stage besides: a later stage starts from it.
 Who starts last is the run's one writer. One that a frozen machine brings back, on a disk that several machines share,
 finds another name in .trainer and touches nothing any more.
 """

@@ -16,7 +16,9 @@ from polyrl.errors import UNDECODABLE, DeadlineExceeded, DiskRefused, InvalidDat
 from polyrl_trainer.backend import TrainFuture, TrainingBackend
 from polyrl_trainer.checkpoints.seals import (
     COMPLETE,
+    PART,
     check_file,
+    prunable,
     seal_in,
     seal_of,
     sync,
@@ -181,10 +183,10 @@ class Checkpoints:
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _prune(self) -> None:
-        ordinary = [path for path in complete_checkpoints(self.folder) if not seal_in(path).stage_final]
-        for path in ordinary[: -self._keep]:
+        found = [(path.name, seal_in(path)) for path in complete_checkpoints(self.folder)]
+        for name in prunable(found, self._keep):
             # Whoever reads while it goes, or starts after a kill, finds none rather than a part.
-            shutil.rmtree(path.rename(self.folder / f"{UNFINISHED_PREFIX}pruned-{path.name}"))
+            shutil.rmtree((self.folder / name).rename(self.folder / f"{UNFINISHED_PREFIX}pruned-{name}"))
 
     def adopt_finals(self, source: Path) -> None:
         """Takes over stage-final checkpoints that lie beside `source`, when a resumed run writes to another folder."""
@@ -223,7 +225,7 @@ def _await_written(one: TrainFuture[None], folder: Path) -> None:
 
 def checkpoint_name(state: TrainerState) -> str:
     """Sorts by step within a stage; one in the middle of a step takes the place of no whole one."""
-    begun = f"-and-{state.trained_groups:06d}-groups" if state.trained_groups else ""
+    begun = f"{PART}{state.trained_groups:06d}-groups" if state.trained_groups else ""
     return f"{state.stage.value}-step-{state.step:06d}{begun}"
 
 

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,8 @@ import xxhash
 from polyrl.errors import UNDECODABLE, DiskRefused, InvalidData
 
 COMPLETE: Final = "COMPLETE.json"
+PART: Final = "-and-"
+"""In the name of a checkpoint in the middle of a step."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -44,6 +46,14 @@ def seal_in(path: Path) -> Seal:
         return msgspec.json.decode(place.read_bytes(), type=Seal)
     except UNDECODABLE as error:
         raise InvalidData(f"{place}: not written by PolyRL: {error}") from error
+
+
+def prunable(found: Sequence[tuple[str, Seal]], keep: int) -> list[str]:
+    """Those that go, of all that there are by name, the oldest first: of parts of a step all but the newest, then what
+    is more than `keep`. The last of a stage stays."""
+    ordinary = [name for name, seal in found if not seal.stage_final]
+    useful = [name for name in ordinary if PART not in name or name == found[-1][0]]
+    return [name for name in ordinary if name not in useful[-keep:]]
 
 
 def check_file(path: Path, expected: FileSeal) -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from polyrl.errors import UNDECODABLE, InvalidData, PolyRLError, StoreFailed, Superseded
 from polyrl_trainer.checkpoints.bounded_reads import LISTED_BYTES, BoundedReads
-from polyrl_trainer.checkpoints.seals import COMPLETE, Seal, check_file, seal_in, sync, write_synced
+from polyrl_trainer.checkpoints.seals import COMPLETE, Seal, check_file, prunable, seal_in, sync, write_synced
 
 R = TypeVar("R")
 
@@ -99,11 +99,10 @@ class CheckpointStore:
         self._asked(lambda: self._put(checkpoint, seal, name_in_store(checkpoint.name, seal), writer))
 
     def prune(self, keep: int) -> None:
-        """The newest `keep` stay, and the last of each stage; what a kill left half goes too."""
+        """Those that are not prunable stay; what a kill left half goes too."""
         complete = self.complete()
-        ordinary = [name for name, seal in complete.items() if not seal.stage_final]
         half = [name for name in self._asked(self._bounded_folders) if name not in complete]
-        for name in (*half, *ordinary[:-keep]):
+        for name in (*half, *prunable([*complete.items()], keep)):
             self._asked(partial(self._remove, name))
 
     def fetch(self, name: str, seal: Seal, into: Path) -> None:

@@ -58,7 +58,7 @@ async def run_offline_training(
         timing = {"timing_s/step": seconds, "perf/throughput": throughput, "data/epochs": groups.epochs()}
         await session.report(state.step, {**values, **timing})
         await session.end_step(backend, recipe.algorithm.steps)
-    await session.leave(backend)
+    await session.leave(backend, recipe.algorithm.steps)
     return state.step >= recipe.algorithm.steps
 
 

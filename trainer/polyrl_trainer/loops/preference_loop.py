@@ -79,7 +79,7 @@ async def run_preference_training(
         values = step_values(sums, result, pairs.epochs(), seconds)
         await session.report(state.step, {**_of_pairs(sums, stage), **values})
         await session.end_step(backend, stage.steps)
-    await session.leave(backend)
+    await session.leave(backend, stage.steps)
     return state.step >= stage.steps
 
 

@@ -96,7 +96,7 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
         evaluated = evaluator is not None and await evaluator.evaluate_if_due(every, parts.versions, parts.backend)
         # What is ahead waited meanwhile, which says nothing of how fast engines are.
         unsteady = evaluated and algorithm.max_staleness > 0
-    await session.leave(parts.backend)
+    await session.leave(parts.backend, algorithm.steps)
     return state.step >= algorithm.steps
 
 

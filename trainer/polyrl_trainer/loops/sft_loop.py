@@ -38,7 +38,7 @@ async def run_sft_training(
         await session.report(state.step, {"sft/loss": sums["loss"] / sums["tokens"], **values})
         await session.end_step(backend, sft.steps)
         await after_step()
-    await session.leave(backend)
+    await session.leave(backend, sft.steps)
     return state.step >= sft.steps
 
 

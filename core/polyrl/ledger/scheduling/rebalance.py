@@ -201,7 +201,9 @@ def _seen_step(transition: Transition, costs: Costs, engine: LeasedEngine, numbe
     # It is taken to read as the trainer's own engines do: by what they need for a step nobody knows what reading takes.
     known = [one.prefill_s for one in transition.fleet.reserved() if one.prefill_s]
     prefill_s = engine.prefill_s or (sum(known) / len(known) if known else costs.pace(engine).prefill_s)
-    read_s = prefill_s * max(unread, engine.read_tokens + engine.unread if engine.reading else 0)
+    # Of short prompts nobody counts what is read; those that came with it are about as long.
+    among = engine.read_tokens + engine.unread if engine.reading else unread * engine.starting
+    read_s = prefill_s * max(unread, among)
     seconds = transition.now - assignment.at - (1 if made else 2) * read_s
     return seconds / (made + 1) if seconds >= speed.SEEN_S else 0.0
 

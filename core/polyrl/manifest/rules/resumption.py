@@ -5,7 +5,7 @@ All else may change: steps, learning rates, sampling, the fleet.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from pydantic.alias_generators import to_snake
 
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
-from polyrl.manifest.recipe import LoraSpec
+from polyrl.manifest.recipe import LoraSpec, RecipeSpec
 from polyrl.manifest.spec import JobSpec
 
 
@@ -53,6 +53,23 @@ def changed_fields(began: JobSpec, now: JobSpec) -> list[tuple[tuple[str, ...], 
     one, other = (spec.recipe.model.config or {} for spec in (began, now))
     fixed += [(("recipe", "model", "config", key), one.get(key), other.get(key)) for key in sorted({*one, *other})]
     return [(path, _sentence(was, is_now)) for path, was, is_now in fixed if was != is_now]
+
+
+def steps_of(recipe: RecipeSpec, stage: str) -> tuple[str, int]:
+    """The field that says how many steps a stage has, and how many."""
+    section = {"sft": "sft", "dpo": "dpo", "reward-model": "rewardModel"}.get(stage, "algorithm")
+    return f"recipe.{section}.steps", getattr(recipe, to_snake(section)).steps
+
+
+def checkpoint_faults(recipe: RecipeSpec, stage: str, step: int, groups: int) -> Iterator[tuple[str, str]]:
+    """Each field by which a run cannot go on from its newest checkpoint, which has so many steps of a stage and
+    `groups` of the next one, and a sentence that reads on from its name."""
+    field, steps = steps_of(recipe, stage)
+    if (begun := step + bool(groups)) > steps:
+        of = f"{'in the middle of' if groups else 'of'} step {begun}"
+        yield field, f"{steps} steps, but the newest checkpoint is {of}: ask for {begun} or more"
+    if groups and (fault := mini_batch_fault(recipe.algorithm, groups)):
+        yield "recipe.algorithm.miniBatchPrompts", fault
 
 
 def mini_batch_fault(algorithm: AlgorithmSpec, trained_groups: int) -> str:

@@ -235,6 +235,23 @@ def test_a_sample_that_tries_a_slow_engine_is_back_before_its_speed_is_measured(
     assert not stage.placed()["new"]
 
 
+@pytest.mark.parametrize(("waited_s", "leaves"), [(1.0, False), (4.0, True)], ids=["it reads", "it read long ago"])
+def test_short_prompts_that_came_together_are_read_before_a_new_engine_shows_that_it_is_slow(
+    waited_s: float, leaves: bool
+) -> None:
+    """Of short prompts nobody counts what is read. Eight take an engine as fast as any 1.3 s, and after 0.8 s all of
+    them left it."""
+    stage = Stage()
+    stage.engine("own", Pool.RESERVED, max_running=64)
+    own = stage.ledger.state.engines["own"]
+    own.step_scale, own.prefill_s = 0.02, 0.0004
+    stage.engine("new", max_running=64)
+    stage.submit(16, prompt_ids=pack_ids([5] * 400))
+    assert len(stage.placed()["new"]) == 8
+    stage.pass_time_heard(waited_s)
+    assert any(one.recall_cause for one in stage.ledger.state.assignments.values()) is leaves
+
+
 # --- engines that give no token ---------------------------------------------------------------------------------------
 
 
