@@ -216,7 +216,8 @@ class TorchBackend(Learner):
         if self._updates.passes:
             raise RunFailed(f"{folder}: a checkpoint cannot be written within a mini-batch, before its optimizer step")
         model, adapter = self._policy.model, self._model.adapter
-        tensors = {OPTIMIZER_FILE: named_state(model, self._updates.optimizer), RNG_FILE: self._generator_states()}
+        generators = training_state.generator_states(self._policy.device)
+        tensors = {OPTIMIZER_FILE: named_state(model, self._updates.optimizer), RNG_FILE: generators}
         files = self.serving_files()
         if adapter is None or adapter.save_merged:
             tensors[MODEL_FILE] = self._published_state()
@@ -251,7 +252,7 @@ class TorchBackend(Learner):
         weights = self._read_weights(folder)
         moments = room_for_state(model, self._updates.optimizer, meta=True) if state.step else {}
         optimizer = training_state.read_tensors(folder / OPTIMIZER_FILE, moments)
-        generators = training_state.read_tensors(folder / RNG_FILE, self._generator_states())
+        training_state.restore_generators(folder / RNG_FILE, self._policy.device)
         if self._model.adapter is None:
             model.load_state_dict(weights)
         else:
@@ -259,9 +260,6 @@ class TorchBackend(Learner):
             for name, parameter in self._own_value_head().items():
                 parameter.copy_(weights[name])
         restore_state(model, self._updates.optimizer, optimizer)
-        torch.set_rng_state(generators["cpu"])
-        if "cuda" in generators:
-            torch.cuda.set_rng_state(generators["cuda"], self._policy.device)
         self._updates.steps_taken = state.step
         self._updates.drop_gradients()
 
@@ -275,9 +273,3 @@ class TorchBackend(Learner):
         weights = load_model(folder, seed=0, dtype=self._policy.dtype, head=self._policy.head).state_dict() | head
         training_state.check_tensors(folder / MODEL_FILE, weights, model.state_dict())
         return weights
-
-    def _generator_states(self) -> dict[str, torch.Tensor]:
-        states = {"cpu": torch.get_rng_state()}
-        if self._policy.device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state(self._policy.device)
-        return states

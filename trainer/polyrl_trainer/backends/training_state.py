@@ -133,6 +133,24 @@ def read_state(folder: Path, *, check: bool = True) -> TrainingState:
     return state
 
 
+def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """Of what an own loss may draw from, by kind of device."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_generators(path: Path, device: torch.device) -> None:
+    """As they were written; a GPU's is left as it is where none was written. Raises InvalidData."""
+    found = read_tensors(path, None)
+    here = {kind: state for kind, state in generator_states(device).items() if kind == "cpu" or kind in found}
+    check_tensors(path, {kind: state for kind, state in found.items() if kind in here}, here)
+    torch.set_rng_state(found["cpu"])
+    if "cuda" in here:
+        torch.cuda.set_rng_state(found["cuda"], device)
+
+
 def other_base(folder: Path) -> str:
     """Says that a checkpoint's base is not this run's."""
     return (

@@ -143,11 +143,12 @@ class RankModel:
         places = {
             file: {name: TensorPlace.of(one, rank) for name, one in tensors.items()} for file, tensors in files.items()
         }
-        step, generator, base = updates.steps_taken, torch.get_rng_state(), self._base_checksum()
+        step, base = updates.steps_taken, self._base_checksum()
+        generators = training_state.generator_states(self.policy.device)
 
         def finish() -> None:
             if self._ranks.leads:
-                training_state.write_tensors(folder / RNG_FILE, {"cpu": generator})
+                training_state.write_tensors(folder / RNG_FILE, generators)
                 training_state.seal(folder, step, [*files, RNG_FILE], configs, fsync=True, base=base)
 
         def write(held: TensorFiles) -> None:
@@ -183,7 +184,7 @@ class RankModel:
             read_exactly(folder / OPTIMIZER_FILE, moments)
             if own := self._own_value_head():
                 read_exactly(folder / VALUE_HEAD_FILE, own)
-            torch.set_rng_state(training_state.read_tensors(folder / RNG_FILE, None)["cpu"])
+            training_state.restore_generators(folder / RNG_FILE, self.policy.device)
 
         self._ranks.together(read)
         restore_state(model, updates.optimizer, moments)
