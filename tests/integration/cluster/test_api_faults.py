@@ -39,8 +39,8 @@ class FaultProxy:
         self.frozen = False
         self.garbled = False
         self.gone = Counter[tuple[str, str]]()
-        """What was answered 410 as a whole, once `goes`."""
-        self.goes = False
+        """What was answered 410 as a whole, while it is `expiring`."""
+        self.expiring = False
         self.regime: Callable[[web.Request], str] = lambda request: ""
         """The fault of each request, for as long as it is set; empty: none."""
         self.deaf = asyncio.Event()
@@ -89,7 +89,7 @@ class FaultProxy:
         if request.method != "GET":
             self.writes.append(request.path)
         what = "watch" if request.query.get("watch") else "page" if request.query.get("continue") else ""
-        if self.goes and what and self.gone[what, request.path] < 2:
+        if self.expiring and what and self.gone[what, request.path] < 2:
             self.gone[what, request.path] += 1
             return _refusal(410, "Expired")
         if fault := self.regime(request):
@@ -310,7 +310,7 @@ async def test_what_expires_while_it_is_read_is_read_anew(
     """Pages of a slow list, and a watch whose version is compacted: as an answer of its own it ended the operator."""
     for number in range(JOBS_PAGE + 1):
         await place.submit(f"page-{number}", suspend=True)
-    proxy.goes = True
+    proxy.expiring = True
     async with start_operator(kubeconfig=proxy.kubeconfig()) as operator:
         await place.submit()
         await place.rollouts(2)

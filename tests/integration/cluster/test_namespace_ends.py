@@ -8,7 +8,7 @@ from typing import Any
 from polyrl_operator.api.kinds import JOB, POD
 
 JOBS = 6
-LOOK_S = 20.0
+WATCHED_S = 20.0
 MOST_ASKED = 60
 """Per job in that time: a new try after 0.5 s, 1 s, 2 s and so on, each with what is missing of a job's children."""
 
@@ -35,10 +35,10 @@ async def test_a_namespace_ends_with_jobs_in_it(place: Any, nodes: Any, run_oper
         for pod in await place.pods():
             await place.client.delete(POD, place.namespace, pod["metadata"]["name"], pod["metadata"]["uid"], 0)
         before = sum(count for (what, _), count in held.one.requests.counts.items() if what.verb != "list")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(WATCHED_S)
         counts = held.one.requests.counts
         asked = sum(count for (what, _), count in counts.items() if what.verb != "list") - before
-        print(f"{asked / JOBS:.1f} requests per job in {LOOK_S} s")
+        print(f"{asked / JOBS:.1f} requests per job in {WATCHED_S} s")
         assert await place.pods() == [], "none can be made"
         assert not [task for task in held.tasks if task.done()]
         assert asked < JOBS * MOST_ASKED
