@@ -128,7 +128,7 @@ class Operator:
         )
         self.client = Client(api, may_write=self.leader.leads, clock=self.clock)
         self.queue = WorkQueue()
-        self.cache = Cache(self.queue.add)
+        self.cache = Cache(self.queue.add, hurry=self.queue.hurry)
         self.metrics = Metrics(requests)
         self.events = Events(self.client, options.identity)
         self.resync = Resync(self.client, self.cache, options.namespaces, nodes=options.nodes)
@@ -156,7 +156,7 @@ class Operator:
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """All that runs side by side, but for the watches."""
         return [
-            self.leader.run(self.resync.begin, self._stand_by),
+            self.leader.run(self._lead, self._stand_by),
             self.resync.run(self._wake_all),
             *(self.events.send() for _ in range(SENDERS)),
             *(self.reconciler.work(self.resync.until_ready) for _ in range(WORKERS)),
@@ -183,8 +183,15 @@ class Operator:
     def _stalled_for(self) -> float:
         return self.queue.stalled_for() if self.resync.ready else 0.0
 
+    def _lead(self) -> None:
+        if self.leader.taken_over:
+            self.reconciler.take_over()
+            self.leader.taken_over = False
+        self.resync.begin()
+
     def _stand_by(self) -> None:
         self.resync.end()
+        self.reconciler.stand_by()
         self.managers.stop()
 
     def _wake_all(self) -> None:

@@ -11,11 +11,11 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -24,6 +24,8 @@ from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import LEASE
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -62,6 +64,10 @@ class Leader:
         self._renewed_at = float("-inf")
         self._seen: tuple[object, ...] = ()
         self._seen_at = 0.0
+        self._held: Object | None = None
+        """The Lease as we stored it last."""
+        self.taken_over = False
+        """Set when the Lease had another holder before, who may have acted; who has seen it sets it back."""
 
     def leads(self) -> bool:
         """True while no other replica can hold the Lease."""
@@ -72,8 +78,7 @@ class Leader:
         led = False
         while True:
             try:
-                async with asyncio.timeout(self._terms.renew_s / 2):
-                    await self._try_lease()
+                await self._try_lease()
             except (ApiError, TimeoutError) as error:
                 log.warning("lease not renewed", error=str(error) or "no answer in time", leads=self.leads())
             if self.leads() is not led:
@@ -97,17 +102,31 @@ class Leader:
             log.warning("lease not given back", error=str(error))
 
     async def _try_lease(self) -> None:
-        """Reads the Lease once, and takes or renews it if that is right. Raises ApiError."""
+        """Renews the Lease, or reads it and takes it if that is right. Raises ApiError, and TimeoutError for a request
+        that takes longer than half of what a holder may act without renewing."""
+        held, self._held = self._held, None
+        if held is not None:
+            try:
+                return await self._store(self._client.update(self._taken(held)))
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    raise
         asked_at = time.monotonic()
-        lease = await self._client.get(LEASE, self._namespace, self._name)
+        lease = await self._in_time(self._client.get(LEASE, self._namespace, self._name))
         if lease is None:
-            await self._client.create(self._fresh())
-        elif not self._may_take(lease["spec"], asked_at):
-            return
-        else:
-            await self._client.update(self._taken(lease))
-        # From before the request: what the server wrote is no older than that.
+            await self._store(self._client.create(self._fresh()))
+        elif self._may_take(lease["spec"], asked_at):
+            await self._store(self._client.update(self._taken(lease)))
+
+    async def _store(self, request: Awaitable[Object]) -> None:
+        # From before the request: what the server writes is no older than that.
+        asked_at = time.monotonic()
+        self._held = await self._in_time(request)
         self._renewed_at = asked_at
+
+    async def _in_time(self, request: Awaitable[T]) -> T:
+        async with asyncio.timeout(self._terms.renew_s / 2):
+            return await request
 
     def _may_take(self, spec: dict[str, Any], now: float) -> bool:
         seen = (spec.get("holderIdentity"), spec.get("renewTime"), spec.get("leaseTransitions"))
@@ -119,6 +138,7 @@ class Leader:
         return now - self._seen_at > float(spec.get("leaseDurationSeconds") or self._terms.duration_s)
 
     def _fresh(self) -> Object:
+        self.taken_over = True
         metadata: Object = {"name": self._name, "namespace": self._namespace}
         metadata |= {"ownerReferences": [self._owner]} if self._owner else {}
         spec = self._spec() | {"acquireTime": _now(), "leaseTransitions": 0}
@@ -127,6 +147,7 @@ class Leader:
     def _taken(self, lease: Object) -> Object:
         spec = lease["spec"]
         if spec.get("holderIdentity") != self._identity:
+            self.taken_over = True
             spec |= {"acquireTime": _now(), "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
         return {"apiVersion": LEASE.api_version, "kind": LEASE.name, **lease, "spec": spec | self._spec()}
 

@@ -119,9 +119,10 @@ class Metrics:
         self._noticed[key] = frozenset(ended)
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone."""
+        """The job is gone, or another replica shows it."""
+        if self._noticed.pop(key, None) is None:
+            return
         self._step(self._states.pop(key, None), -1)
-        self._noticed.pop(key, None)
         for gauge in (self._desired, self._registered, self._preemptions):
             gauge.remove(*key)
 

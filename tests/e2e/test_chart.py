@@ -97,14 +97,15 @@ def left_over(kubectl: Kubectl) -> list[str]:
     return kubectl("get", wanted, "-A", "-l", selector, "-o", "name", "--ignore-not-found").split()
 
 
-def test_uninstall_leaves_the_crd_and_says_so(bed: Cluster, installed: Kubectl, kubectl: Kubectl) -> None:
+def test_uninstall_leaves_what_jobs_need_and_says_so(bed: Cluster, installed: Kubectl, kubectl: Kubectl) -> None:
     job = short_job("kept")
     job["spec"]["suspend"] = True
     kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(job))
     output = helm(bed, "uninstall", RELEASE, "--wait", "--timeout", "120s")
     assert f"[CustomResourceDefinition] {CRD}" in output
-    crd = f"customresourcedefinition.apiextensions.k8s.io/{CRD}"
-    eventually("nothing but the CRD is left", lambda: left_over(installed) == [crd], GONE_S)
+    kept = [f"priorityclass.scheduling.k8s.io/polyrl-{role}" for role in ("rollout", "trainer")]
+    kept += [f"customresourcedefinition.apiextensions.k8s.io/{CRD}"]
+    eventually("nothing else is left", lambda: sorted(left_over(installed)) == sorted(kept), GONE_S)
     assert kubectl.json("prl", "kept")["metadata"].get("finalizers") is None
     kubectl("delete", "prl", "kept", "--timeout=30s")
     kubectl("delete", "namespace", kubectl.namespace, "--timeout=60s", timeout_s=65)

@@ -132,11 +132,27 @@ def _job(raw: Object) -> Object:
     return kept | {part: raw[part] for part in ("spec", "status", UNREADABLE) if part in raw}
 
 
-class Cache:
-    """Call `observe` with whatever the API server sends; `wake` gets each job that a change concerns."""
+def _is_urgent(kind: ResourceKind, old: CachedObject | None, new: CachedObject | None) -> bool:
+    """True for what is no part of a beginning: a pod ends or is to end, its node changes, the job is edited."""
+    if kind is JOB:
+        return old is not None
+    if kind is not POD:
+        return kind in (NODE, CLAIM)
+    pod: PodFacts | None = None if new is None else new.content
+    return pod is None or pod.ended or pod.deletion_at is not None or bool(pod.disruption)
 
-    def __init__(self, wake: Callable[[JobKey], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._wake, self._clock = wake, clock
+
+class Cache:
+    """Call `observe` with whatever the API server sends; `wake` gets each job that a change concerns, `hurry` (None: as
+    `wake`) each to which it is urgent."""
+
+    def __init__(
+        self,
+        wake: Callable[[JobKey], None],
+        clock: Callable[[], float] = time.monotonic,
+        hurry: Callable[[JobKey], None] | None = None,
+    ) -> None:
+        self._wake, self._clock, self._hurry = wake, clock, hurry or wake
         self._expectations = Expectations()
         self._objects: dict[Place, CachedObject] = {}
         self._of_job: defaultdict[JobKey, dict[Place, CachedObject]] = defaultdict(dict)
@@ -162,8 +178,9 @@ class Cache:
             return False
         concerned = self._replace(place, old, new)
         if not quiet:
+            wake = self._hurry if _is_urgent(kind, old, new) else self._wake
             for key in concerned:
-                self._wake(key)
+                wake(key)
         return old is not new
 
     def forget_absent(self, kind: ResourceKind, namespace: str | None, listed: set[str], version: int) -> int:

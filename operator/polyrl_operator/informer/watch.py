@@ -28,7 +28,7 @@ import kopf
 import structlog
 
 from polyrl.errors import UNDECODABLE
-from polyrl_operator.api.answers import MAX_LINE, checked_line, checked_list
+from polyrl_operator.api.answers import LIST_ANEW, MAX_LINE, checked_line, checked_list
 from polyrl_operator.api.connect import OversizedAnswer
 from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind, permission_for
 from polyrl_operator.api.tenant_objects import JOBS_PAGE, screened_line, screened_list
@@ -57,6 +57,9 @@ be restarted."""
 
 AGAIN_S: Final = 1.0
 """Between two watches of a collection, and from an error of one to the next list."""
+
+GONE: Final = 410
+"""A page's token, or a watch's version, is older than what the server remembers; a slow list may take as long."""
 
 IDLE_S: Final = 1.0
 """How long kopf keeps a task per object after its last event."""
@@ -102,6 +105,8 @@ class StreamMonitor:
         if verb == "watch":
             await self._pace(path)
         response = await handler(request)
+        if response.status == GONE:
+            return _list_anew(response, watching=verb == "watch", place=path)
         if path.rpartition("/")[2] in READ and verb == "list" and response.status == 200:
             asked = query.get("continue", "")
             halve = partial(self._pages.__setitem__, path, max(1, page // 2))
@@ -135,6 +140,24 @@ class StreamMonitor:
             self._alive_at[path] = time.monotonic()
 
         return _WholeLines(content, path, on_bytes, screen, self._on_gap)
+
+
+def _list_anew(response: aiohttp.ClientResponse, *, watching: bool, place: str) -> aiohttp.ClientResponse:
+    """What kopf begins from a new list after; the status itself would end it. Raises ClientPayloadError for a page."""
+    log.warning("what was read has expired; the list is asked for again", place=place)
+    if not watching:
+        response.close()
+        raise aiohttp.ClientPayloadError("the list's next page has expired")
+    response.status, response.content = 200, cast(aiohttp.StreamReader, _ExpiredWatch())
+    return response
+
+
+class _ExpiredWatch:
+    """The content of a watch that begins too late."""
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        """One line."""
+        yield LIST_ANEW
 
 
 class _WholeLines:

@@ -27,6 +27,9 @@ log = structlog.get_logger(__name__)
 POLLS: Final = 512
 """Long-polls at a time; drains do not queue behind them. Beyond it polls come later, and do not count as failures."""
 
+READS: Final = 8
+"""Secrets read at a time: a thousand managers found at once would take all connections, the Lease's among them."""
+
 FIRST_CONTACT_S: Final = 1.0
 """Before the second try to reach a manager that never answered; doubles."""
 
@@ -69,7 +72,7 @@ class ManagerPoller:
         self._now = now
         self._managers: dict[JobKey, _PolledManager] = {}
         self._draining: dict[str, asyncio.Task[None]] = {}
-        self._polls = asyncio.Semaphore(POLLS)
+        self._polls, self._reads = asyncio.Semaphore(POLLS), asyncio.Semaphore(READS)
 
     def follow(self, key: JobKey, address: Address | None, *, ready: bool = True) -> None:
         """The job's manager is there now; None: it has none. Polling begins when it is ready; one that is polled is
@@ -114,8 +117,10 @@ class ManagerPoller:
         while True:
             began = time.monotonic()
             try:
-                credentials = manager.credentials or await self._read_credentials(key)
-                manager.credentials = credentials
+                if manager.credentials is None:
+                    async with self._reads:
+                        manager.credentials = await self._read_credentials(key)
+                credentials = manager.credentials
                 async with self._polls:
                     began = time.monotonic()
                     status = await self._client.status(address, credentials, seq, address.poll_s)

@@ -107,7 +107,8 @@ class Reconciler:
         self._sees_nodes = sees_nodes
         self._writer = StatusWriter(client, cache, queue.wake_at, metrics.status_writes.inc)
         self._states: dict[JobKey, JobState] = {}
-        self._began: dict[JobKey, float] = {}
+        self._under_way: dict[JobKey, tuple[float, asyncio.Timeout]] = {}
+        """When each reconcile began, and what ends it."""
 
     def confirm_drain(self, key: JobKey, uid: str) -> None:
         """The manager confirmed the drain of a pod."""
@@ -116,7 +117,18 @@ class Reconciler:
 
     def longest(self) -> float:
         """Seconds that the longest reconcile under way has taken."""
-        return max((time.monotonic() - began for began in self._began.values()), default=0.0)
+        return max((time.monotonic() - began for began, _ in self._under_way.values()), default=0.0)
+
+    def stand_by(self) -> None:
+        """Another replica may act from now on, and shows what becomes of jobs; what is under way ends."""
+        for _, deadline in self._under_way.values():
+            deadline.reschedule(asyncio.get_running_loop().time())
+        for key in self._states:
+            self._metrics.forget(key)
+
+    def take_over(self) -> None:
+        """Another replica has acted: what is remembered of pods and statuses would count or undo what it did."""
+        self._states.clear()
 
     async def work(self, may_begin: Callable[[], Any]) -> None:
         """Takes keys from the queue and reconciles them, until cancelled. `may_begin` is awaited before each."""
@@ -124,9 +136,9 @@ class Reconciler:
             key = await self._queue.take()
             try:
                 await may_begin()
-                self._began[key] = time.monotonic()
                 with self._metrics.reconcile_seconds.time():
-                    async with asyncio.timeout(DEADLINE_S):
+                    async with asyncio.timeout(DEADLINE_S) as deadline:
+                        self._under_way[key] = time.monotonic(), deadline
                         refused = await self.reconcile(key)
             except (PolyRLError, TimeoutError) as error:
                 self._failed(key, error)
@@ -144,7 +156,7 @@ class Reconciler:
                 else:
                     self._queue.gone(key)
             finally:
-                self._began.pop(key, None)
+                self._under_way.pop(key, None)
 
     async def reconcile(self, key: JobKey) -> bool:
         """Reconciles one job; True when the API server refused to make something. Raises ApiError or NotLeader when
@@ -225,8 +237,8 @@ class Reconciler:
         return state
 
     def _forget(self, key: JobKey) -> None:
-        if self._states.pop(key, None) is not None:
-            self._metrics.forget(key)
+        self._states.pop(key, None)
+        self._metrics.forget(key)
         self._managers.follow(key, None)
 
     def _failed(self, key: JobKey, error: Exception | None) -> None:

@@ -2,6 +2,7 @@
 namespaces in turn, so that a flood of jobs in one delays the others by one reconcile.
 
 add(key)            something about the job changed; a thousand changes before its reconcile are one reconcile
+hurry(key)          the same, and it waits for no new jobs of its own namespace: a notice of preemption is short
 wake_at(key, t)     reconcile again at t; only the earliest wake-up of a job counts
 done(key)           all went well: what happens to it in the next moment is one reconcile again
 failed(key)         it comes again later, each time later than before, or soon after a change
@@ -54,6 +55,8 @@ class WorkQueue:
         """Due now."""
         self._busy: set[JobKey] = set()
         self._added_while_busy: set[JobKey] = set()
+        self._urgent: set[JobKey] = set()
+        """Not taken since they were hurried."""
         self._failures: dict[JobKey, int] = {}
         self._not_before: dict[JobKey, float] = {}
         self._wakes: list[tuple[float, JobKey]] = []
@@ -81,8 +84,13 @@ class WorkQueue:
         elif key in self._busy:
             self._added_while_busy.add(key)
         else:
-            self._waiting.add(key.namespace, key, since=self._clock())
+            self._waiting.add(key.namespace, key, since=self._clock(), urgent=key in self._urgent)
             self._changed.set()
+
+    def hurry(self, key: JobKey) -> None:
+        """As `add`, before what waits of its namespace."""
+        self._urgent.add(key)
+        self.add(key)
 
     def wake_at(self, key: JobKey, when: float) -> None:
         """Adds it at `when` (of the clock), or earlier if it was to be woken earlier."""
@@ -102,6 +110,7 @@ class WorkQueue:
             self._wake_due()
             if (key := self._waiting.take()) is not None:
                 self._busy.add(key)
+                self._urgent.discard(key)
                 self._taken_at = self._clock()
                 return key
             self._changed.clear()
@@ -131,6 +140,7 @@ class WorkQueue:
         """Its reconcile found no job."""
         for kept in (self._failures, self._not_before, self._wake_of):
             kept.pop(key, None)
+        self._urgent.discard(key)
         self._release(key)
 
     def _release(self, key: JobKey) -> None:

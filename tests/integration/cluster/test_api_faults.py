@@ -9,7 +9,8 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,12 @@ from aiohttp import web
 
 from polyrl_operator.api.connect import stream_session
 from polyrl_operator.api.kinds import JOB, POD
+from polyrl_operator.api.tenant_objects import JOBS_PAGE
 
+SLOW_S = 3.0
+REGIME_S = 15.0
+MOST_ASKED = 15.0
+"""Requests a second while a verb fails, for two jobs."""
 POLL_S = 0.5
 HOLD_S = 120.0
 
@@ -32,6 +38,11 @@ class FaultProxy:
         self.rate = 0.0
         self.frozen = False
         self.garbled = False
+        self.gone = Counter[tuple[str, str]]()
+        """What was answered 410 as a whole, while it is `expiring`."""
+        self.expiring = False
+        self.regime: Callable[[web.Request], str] = lambda request: ""
+        """The fault of each request, for as long as it is set; empty: none."""
         self.deaf = asyncio.Event()
         self.requests = 0
         self.faults: list[str] = []
@@ -77,6 +88,13 @@ class FaultProxy:
         self.requests += 1
         if request.method != "GET":
             self.writes.append(request.path)
+        what = "watch" if request.query.get("watch") else "page" if request.query.get("continue") else ""
+        if self.expiring and what and self.gone[what, request.path] < 2:
+            self.gone[what, request.path] += 1
+            return _refusal(410, "Expired")
+        if fault := self.regime(request):
+            self.faults.append(fault)
+            return await self._fault(fault, request) or await self._forward(request)
         if "leases" not in request.path and self._draw.random() < self.rate:
             fault = self._draw.choice(["429", "500", "503", "late", "cut", "409", "410", "old"])
             answer = await self._fault(fault, request)
@@ -90,6 +108,11 @@ class FaultProxy:
         if fault == "late":
             await asyncio.sleep(1.0)
             return await self._forward(request)
+        if fault == "slow":
+            await asyncio.sleep(SLOW_S)
+            return await self._forward(request)
+        if fault == "busy":
+            return _refusal(429, "TooManyRequests", {"Retry-After": "30"})
         if fault == "cut" and request.transport is not None:
             request.transport.close()
             return web.Response(status=500)
@@ -279,6 +302,75 @@ async def test_what_a_watch_gives_garbled_is_seen_by_lists(
         await place.client.delete(POD, place.namespace, lost["name"], lost["uid"], 0)
         await place.until("the lost rollout is replaced", lambda: replaced(place, lost["uid"]))
         assert operator.process.returncode is None
+
+
+async def test_what_expires_while_it_is_read_is_read_anew(
+    place: Any, nodes: Any, start_operator: Any, proxy: FaultProxy
+) -> None:
+    """Pages of a slow list, and a watch whose version is compacted: as an answer of its own it ended the operator."""
+    for number in range(JOBS_PAGE + 1):
+        await place.submit(f"page-{number}", suspend=True)
+    proxy.expiring = True
+    async with start_operator(kubeconfig=proxy.kubeconfig()) as operator:
+        await place.submit()
+        await place.rollouts(2)
+        assert {what for what, _ in proxy.gone} == {"watch", "page"}
+        assert operator.process.returncode is None
+
+
+def is_request(request: web.Request, method: str, end: str = "") -> bool:
+    return request.method == method and request.path.endswith(end) and "leases" not in request.path
+
+
+def watching(request: web.Request) -> bool:
+    return bool(request.query.get("watch"))
+
+
+REGIMES: dict[str, Callable[[web.Request], str]] = {
+    "no status is stored": lambda request: "500" if is_request(request, "PATCH", "/status") else "",
+    "no pod is made": lambda request: "500" if is_request(request, "POST", "/pods") else "",
+    "nothing is changed": lambda request: "503" if request.method != "GET" and "leases" not in request.path else "",
+    "no event is stored": lambda request: "500" if is_request(request, "POST", "/events") else "",
+    "no watch begins": lambda request: "500" if watching(request) else "",
+    "nothing is listed": lambda request: "503" if is_request(request, "GET") and not watching(request) else "",
+    "all is reset": lambda request: "cut",
+    "all is busy": lambda request: "busy",
+    "all is slow": lambda request: "" if watching(request) else "slow",
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("regime", REGIMES)
+async def test_what_fails_for_a_while_is_neither_forgotten_nor_done_twice(
+    regime: str, place: Any, nodes: Any, start_operator: Any, proxy: FaultProxy
+) -> None:
+    async with start_operator("--watch-silence=20", kubeconfig=proxy.kubeconfig()) as operator:
+        await place.submit(scaling={"mode": "Manual"})
+        lost = (await place.rollouts(2))[0]["metadata"]
+        await asyncio.sleep(3)
+        proxy.regime, before = REGIMES[regime], proxy.requests
+        await place.client.delete(POD, place.namespace, lost["name"], lost["uid"], 0)
+        await place.submit("two", activeDeadlineSeconds=3600)
+        await asyncio.sleep(REGIME_S)
+        rate = (proxy.requests - before) / REGIME_S
+        proxy.regime, began = (lambda request: ""), time.monotonic()
+        await place.rollouts(2, "two")
+        took = time.monotonic() - began
+        await place.until("the lost one is replaced and counted", lambda: counted(place, lost["uid"]))
+        print(f"{regime}: {rate:.1f} requests/s; all is well {took:.1f} s and {time.monotonic() - began:.1f} s later")
+        status = (await place.job())["status"]["rollout"]
+        ordinals = [int(pod["metadata"]["name"].rpartition("-")[2]) for pod in await place.pods("rollout")]
+        assert status["created"] == 3, "one follower"
+        assert max(ordinals) <= 3
+        assert operator.process.returncode is None
+        assert rate < MOST_ASKED
+
+
+async def counted(place: Any, lost: str) -> bool:
+    pods = [pod for pod in await place.pods("rollout") if pod["metadata"]["labels"]["polyrl.dev/job-name"] == "job"]
+    running = [pod for pod in pods if pod["status"].get("phase") == "Running"]
+    status = (await place.job())["status"]["rollout"]
+    return len(running) == 2 == len(pods) and status.get("preemptions") == 1
 
 
 async def logged_strange(operator: Any) -> bool:

@@ -14,9 +14,10 @@ from polyrl.cluster.actions import DrainEngine
 from polyrl.errors import ProtocolError
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
+from polyrl_operator.api.connect import CONNECTIONS
 from polyrl_operator.informer.cache import JobKey
 from polyrl_operator.managers import client as client_module, poller
-from polyrl_operator.managers.client import ManagerClient, manager_session
+from polyrl_operator.managers.client import Address, ManagerClient, manager_session
 from polyrl_operator.managers.poller import ManagerPoller
 from polyrl_operator.secret import ManagerCredentials, make_certificate
 
@@ -103,6 +104,29 @@ async def test_news_wake_and_token_counts_do_not(manager: Any, links: ManagerPol
     assert callbacks.woken == 2
     await manager.report(step=3)
     await until(lambda: callbacks.woken == 3)
+
+
+async def test_a_thousand_managers_found_at_once_leave_connections_to_others(callbacks: Callbacks) -> None:
+    reading = most = 0
+
+    async def access(key: JobKey) -> ManagerCredentials:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0)
+        reading -= 1
+        raise ProtocolError("not there yet")
+
+    async with manager_session() as session:
+        links = ManagerPoller(
+            ManagerClient(session), access, callbacks.wake, callbacks.record_drain, callbacks, time.time
+        )
+        for number in range(1000):
+            links.follow(JobKey("ns", str(number)), Address("127.0.0.1", 1))
+        await until(lambda: most)
+        await asyncio.sleep(0.5)
+        await links.close()
+    assert most == poller.READS < CONNECTIONS / 2
 
 
 async def test_polls_are_as_far_apart_as_the_job_says(manager: Any, links: ManagerPoller) -> None:

@@ -47,3 +47,24 @@ def test_no_tenant_has_two_turns_while_another_waits_for_one(seed: int) -> None:
                 busy[done] -= 1
         assert len(queue) == sum(map(len, waiting.values()))
         assert queue.oldest() == min((float(keys[0][1]) for keys in waiting.values() if keys), default=None)
+
+
+def test_urgent_keys_come_before_others_of_their_tenant_and_leave_them_every_second_turn() -> None:
+    queue: FairQueue[str] = FairQueue(10, 10)
+    for key in ("a", "b", "c", "d"):
+        queue.add("tenant", key, since=0.0)
+    queue.add("tenant", "c", since=1.0, urgent=True)
+    queue.add("tenant", "new", since=2.0, urgent=True)
+    queue.add("tenant", "new", since=3.0)
+    assert len(queue) == 5
+    assert queue.oldest() == 0.0
+    assert [queue.take() for _ in range(6)] == ["c", "a", "new", "b", "d", None]
+
+
+def test_an_urgent_key_gives_its_tenant_no_turn_of_another() -> None:
+    queue: FairQueue[tuple[str, int]] = FairQueue(10, 10)
+    queue.add("calm", ("calm", 0), since=0.0)
+    for number in range(4):
+        queue.add("storm", ("storm", number), since=0.0, urgent=True)
+    queue.add("calm", ("calm", 1), since=0.0)
+    assert [(queue.take() or ("", 0))[0] for _ in range(4)] == ["calm", "storm", "calm", "storm"]

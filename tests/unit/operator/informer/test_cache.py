@@ -143,6 +143,22 @@ def test_heartbeats_wake_nobody_and_changes_wake_only_whom_they_concern(cache: C
     assert woken == []
 
 
+def test_ends_are_urgent_and_beginnings_are_not() -> None:
+    woken: list[str] = []
+    cache = Cache(lambda key: woken.append("add"), hurry=lambda key: woken.append("hurry"))
+    cache.observe(JOB, job())
+    cache.observe(POD, pod("p", 5))
+    cache.observe(POD, pod("p", 6, node="n", phase="Running"))
+    assert woken == ["add"] * 3
+    cache.observe(NODE, node("n", 7, taints=("karpenter.sh/disrupted",)))
+    ends = pod("p", 8, node="n", phase="Running")
+    ends["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    cache.observe(POD, ends)
+    cache.observe(POD, pod("p", 9, node="n", phase="Failed"), deleted=True)
+    cache.observe(JOB, job(10, suspend=True))
+    assert woken == ["add"] * 3 + ["hurry"] * 4
+
+
 def test_a_claim_wakes_the_jobs_on_its_node(cache: Cache, woken: list[JobKey], clock: Clock) -> None:
     cache.observe(POD, pod("p", 3, node="n"))
     claim = {"metadata": {"name": "c", "uid": "c", "resourceVersion": "4"}, "status": {"nodeName": "n"}}

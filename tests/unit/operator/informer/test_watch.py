@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from yarl import URL
 
+from polyrl_operator.api.answers import LIST_ANEW
 from polyrl_operator.api.kinds import POD
 from polyrl_operator.informer import watch
 from polyrl_operator.informer.watch import StreamMonitor, kopf_settings
@@ -44,12 +45,12 @@ class Streams:
         request = cast(aiohttp.ClientRequest, SimpleNamespace(method="GET", url=URL(f"http://api{url}")))
 
         async def answer(_: object) -> Any:
-            return SimpleNamespace(status=status, content=Content(list(chunks)))
+            return SimpleNamespace(status=status, content=Content(list(chunks)), close=lambda: None)
 
         return (await self.monitor.middleware(request, answer)).content
 
-    async def read(self, url: str, *chunks: bytes) -> list[bytes]:
-        return [data async for data in (await self.get(url, *chunks)).iter_chunked(1)]
+    async def read(self, url: str, *chunks: bytes, status: int = 200) -> list[bytes]:
+        return [data async for data in (await self.get(url, *chunks, status=status)).iter_chunked(1)]
 
 
 @pytest.fixture
@@ -94,8 +95,14 @@ async def test_all_whole_lines_and_nothing_else(chunks: list[bytes]) -> None:
 async def test_all_else_of_a_stream_is_as_it_was(streams: Streams) -> None:
     assert (await streams.get(WATCH)).total_bytes == 7
     assert isinstance(await streams.get("/api/v1/namespaces"), Content)
-    assert isinstance(await streams.get(PODS, status=410), Content)
-    assert isinstance(await streams.get(WATCH, status=410), Content)
+    assert isinstance(await streams.get(PODS, status=403), Content)
+    assert isinstance(await streams.get(WATCH, status=403), Content)
+
+
+async def test_what_has_expired_is_listed_anew_and_ends_nothing(streams: Streams) -> None:
+    assert await streams.read(WATCH, b"{}\n", status=410) == [LIST_ANEW]
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await streams.get(f"{PODS}?continue=old", status=410)
 
 
 async def test_only_bytes_are_life(streams: Streams) -> None:

@@ -16,7 +16,7 @@ from polyrl.cluster.actions import RecordEvent
 from polyrl.cluster.reasons import EventReason
 from polyrl.cluster.resources.owner import Settings
 from polyrl_operator.api.client import ApiError, Client
-from polyrl_operator.api.kinds import JOB, KINDS
+from polyrl_operator.api.kinds import JOB, KINDS, POD
 from polyrl_operator.informer.cache import Cache, JobKey
 from polyrl_operator.metrics import Metrics, RequestCounter
 from polyrl_operator.reconciler.executor import JOB_CONCURRENCY, Executor
@@ -49,7 +49,11 @@ class Server:
         self.asked: list[str] = []
         self.dry_runs = Answer(201, {})
         self.broken: set[str] = set()
-        """Kinds that cannot be stored."""
+        """Kinds that cannot be stored, and `status`."""
+        self.pods: dict[str, dict[str, Any]] = {}
+        """As they were made, by name."""
+        self.hangs = False
+        """Nothing is answered any more."""
         self.forbidden: set[str] = set()
         self.at_once = self.most_at_once = 0
         self._version = 1
@@ -60,13 +64,15 @@ class Server:
     async def request(self, method: str, url: str, body: Any = None, **_: object) -> Answer:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
-        await asyncio.sleep(0)
+        await asyncio.sleep(3600 if self.hangs else 0)
         self.at_once -= 1
         return self._answer(method, url, body)
 
     def _answer(self, method: str, url: str, body: Any) -> Answer:
         if method == "PATCH" and url.partition("?")[0].endswith("/status"):
             self.asked.append("status")
+            if "status" in self.broken:
+                return Answer(500, {"message": "etcd"})
             status = merged(self.job.get("status", {}), body["status"])
             self.job |= {"status": status, "metadata": self._stamped(self.job)}
             return Answer(200, self.job)
@@ -81,7 +87,21 @@ class Server:
             return Answer(500, {"message": "etcd"})
         if body["kind"] in self.forbidden:
             return Answer(403, {"message": "the namespace is being terminated"})
-        return Answer(201, body | {"metadata": self._stamped(body)})
+        stored = body | {"metadata": self._stamped(body)}
+        if body["kind"] == "Pod":
+            self.pods[body["metadata"]["name"]] = stored
+        return Answer(201, stored)
+
+    def running(self, pod: str) -> dict[str, Any]:
+        """The pod once it has a node."""
+        made = self.pods[pod]
+        spec = made["spec"] | {"nodeName": "node"}
+        return made | {"spec": spec, "status": {"phase": "Running"}, "metadata": self._stamped(made)}
+
+    def replace_status(self, **status: Any) -> dict[str, Any]:
+        """Another replica has led, and wrote this."""
+        self.job |= {"status": status, "metadata": self._stamped(self.job)}
+        return self.job
 
     def _stamped(self, item: dict[str, Any]) -> dict[str, Any]:
         self._version += 1
@@ -231,6 +251,52 @@ async def test_nothing_is_kept_of_jobs_that_were_made_and_deleted() -> None:
     }
     assert not any(kept.values()), kept
     assert b"j-19" not in generate_latest(reconciler._metrics.registry)
+
+
+async def test_what_another_replica_released_is_no_loss_when_this_one_leads_again() -> None:
+    reconciler, server, cache = operator()
+    await reconciler.reconcile(KEY)
+    for pod in list(server.pods):
+        cache.observe(POD, server.running(pod))
+    await reconciler.reconcile(KEY)
+    reconciler.stand_by()
+    assert b'job="j"' not in generate_latest(reconciler._metrics.registry), "another replica shows it now"
+    cache.observe(POD, server.running("j-r-3"), deleted=True)
+    reconciler.take_over()
+    await reconciler.reconcile(KEY)
+    assert server.job["status"]["rollout"].get("preemptions", 0) == 0
+    assert server.job["status"]["rollout"]["desiredReplicas"] == 3
+
+
+async def test_a_status_that_was_decided_before_another_replica_led_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "RETRY_S", 0.0)
+    reconciler, server, cache = operator()
+    server.broken = {"status"}
+    with pytest.raises(ApiError):
+        await reconciler.reconcile(KEY)
+    reconciler.stand_by()
+    server.broken = set()
+    cache.observe(JOB, server.replace_status(rollout={"created": 40, "preemptions": 37, "desiredReplicas": 3}))
+    reconciler.take_over()
+    await reconciler.reconcile(KEY)
+    assert server.job["status"]["rollout"]["preemptions"] == 37
+    assert server.job["status"]["rollout"]["created"] >= 40, "no name of a pod is used twice"
+
+
+async def test_a_reconcile_that_hangs_ends_with_the_lead() -> None:
+    reconciler, server, _ = operator()
+    server.hangs = True
+    work = asyncio.create_task(reconciler.work(lambda: asyncio.sleep(0)))
+    await asyncio.wait({work}, timeout=0.2)
+    assert reconciler.longest() > 0
+    reconciler.stand_by()
+    await asyncio.wait({work}, timeout=0.2)
+    assert reconciler.longest() == 0
+    assert not work.done()
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
 
 
 NEEDED = ("NetworkPolicy", "PersistentVolumeClaim", "Secret", "Service", "ConfigMap", "ServiceAccount", "Job")

@@ -209,6 +209,29 @@ async def test_a_flood_in_one_namespace_delays_others_by_one_turn() -> None:
     assert honest in [await taken(queue), await taken(queue)]
 
 
+async def test_a_loss_waits_for_no_burst_of_its_own_namespace() -> None:
+    queue = WorkQueue()
+    for number in range(1000):
+        queue.add(JobKey("ns", str(number)))
+    queue.hurry(A)
+    queue.hurry(JobKey("ns", "999"))
+    begun = [await taken(queue) for _ in range(3)]
+    assert begun == [A, JobKey("ns", "0"), JobKey("ns", "999")]
+
+
+async def test_a_loss_during_a_turn_or_soon_after_it_is_as_urgent() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    queue.add(A)
+    assert await taken(queue) == A
+    queue.hurry(A)
+    for number in range(1000):
+        queue.add(JobKey("ns", str(number)))
+    queue.done(A)
+    clock.now += SPACING_S
+    assert A in [await taken(queue), await taken(queue)]
+
+
 async def test_slow_turns_of_one_namespace_leave_workers_to_others() -> None:
     queue, honest = WorkQueue(), JobKey("honest", "a")
     for number in range(1000):
@@ -235,7 +258,7 @@ async def test_nothing_is_kept_of_jobs_that_are_gone() -> None:
         key = JobKey("ns", str(number))
         for ends in (queue.failed, queue.done, queue.gone):
             clock.now += 1
-            queue.add(key)
+            queue.hurry(key)
             assert await queue.take() == key
             queue.wake_at(key, clock.now + 86_400)
             ends(key)
