@@ -1,4 +1,5 @@
-"""The whole way once, small: install, train, lose a machine, complete, uninstall, and nothing is left but the CRD."""
+"""The whole way once, small: install, train, lose a machine, complete, uninstall, and nothing is left but the CRD and
+the PriorityClasses."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ STEP = 2
 GONE_S = 60.0
 """Helm returns while the operator's pod still ends."""
 INSIDE = "pods,services,deployments,configmaps,secrets,serviceaccounts,roles,rolebindings,leases"
-EVERYWHERE = "clusterroles,clusterrolebindings,priorityclasses"
+EVERYWHERE = "clusterroles,clusterrolebindings"
 NATIVE = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 """What every namespace has."""
 
@@ -41,7 +42,8 @@ def test_install_train_lose_a_machine_complete_uninstall(whole_bed: Cluster, kub
     run.delete()
     release.uninstall(whole_bed.kubeconfig)
     eventually("nothing of the release is left", lambda: not left_behind(whole_bed), GONE_S)
-    assert Kubectl(whole_bed.kubeconfig)("get", "crd", "polyrljobs.polyrl.dev", "-o", "name").strip()
+    kept = "crd/polyrljobs.polyrl.dev", "priorityclass/polyrl-rollout", "priorityclass/polyrl-trainer"
+    assert len(Kubectl(whole_bed.kubeconfig)("get", *kept, "-o", "name").split()) == len(kept)
 
 
 def with_a_sidecar(job: Manifest) -> Manifest:

@@ -57,7 +57,7 @@ def job(tmp_path: Path) -> Path:
 
 def refusal(job: Path, *sets: str) -> list[str]:
     with pytest.raises(InvalidManifest) as refused:
-        check_contents(load_manifest(job, sets), job, sets)
+        print("not looked at:", check_contents(load_manifest(job, sets), job, sets))
     return [fault.replace(f"{job.parent}/", "") for fault in refused.value.faults]
 
 
