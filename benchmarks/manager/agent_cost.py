@@ -39,6 +39,8 @@ from polyrl_trainer.weights.publisher import WeightPublisher
 
 HERE: Final = Path(__file__).parent
 FAKE: Final = HERE / "fake_sglang.py"
+ENGINE: Final = "engine-1"
+"""Not `agent`: the file of a run's keys of all agents has that name."""
 CONFIG: Final = b'{"vocab_size": 151936, "max_position_embeddings": 32768}'
 PROMPT_TOKENS: Final = 256
 N: Final = 8
@@ -85,8 +87,8 @@ async def _agent(stand: Stand) -> AsyncIterator[psutil.Process]:
     launcher.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
     launcher.chmod(0o700)
     command = [sys.executable, "-m", "polyrl_rollout.agent", "--job", str(stand.folder / "job.json")]
-    keys = write_engine_keys(stand.folder / "keys", "agent")
-    command += ["--keys", str(keys), "--epoch", str(EPOCH), "--engine-name", "agent"]
+    keys = write_engine_keys(stand.folder / "keys", ENGINE)
+    command += ["--keys", str(keys), "--epoch", str(EPOCH), "--engine-name", ENGINE]
     command += ["--pool", "spot", "--manager-endpoints", str(stand.folder / "manager.json")]
     environment = {**os.environ, PARENT_PID: str(os.getpid()), PYTHON: str(launcher)}
     with (stand.folder / "agent.log").open("wb") as log:

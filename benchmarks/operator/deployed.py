@@ -68,7 +68,7 @@ async def deployed(kubeconfig: Path, namespace: str) -> AsyncIterator[Deployed]:
     """Runs until the end of the block. Warnings and errors of its log are shown."""
     command = [sys.executable, "-m", "polyrl_operator", f"--namespace={namespace}", "--host=127.0.0.1"]
     command += [f"--lease-namespace={namespace}", "--metrics-port=0", "--health-port=0", "--log-level=info"]
-    command += ["--manager-image=m", "--trainer-image=t", "--rollout-image=r"]
+    command += ["--no-metrics-secure", "--manager-image=m", "--trainer-image=t", "--rollout-image=r"]
     environment = os.environ | {"KUBECONFIG": str(kubeconfig), "POD_NAME": "benchmark"}
     process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None

@@ -23,7 +23,7 @@ from polyrl.cluster.resources.workers import manager_pod, rollout_pod, trainer_j
 from polyrl.manifest.job import PolyRLJob
 from polyrl.sample import Pool
 from polyrl_operator.api.kinds import KINDS, POD
-from polyrl_operator.secret import keys_secret, role_secrets
+from polyrl_operator.secret import engine_secret, keys_secret, role_secrets
 
 SETTINGS: Final = Settings("m", "t", rollout_image="r")
 SIDE_BY_SIDE: Final = 32
@@ -37,16 +37,19 @@ def objects_of(manifest: Object) -> list[Object]:
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
     job = PolyRLJob.model_validate(manifest)
     owner = Owner(name, namespace, f"uid-{name}", job=job, settings=SETTINGS)
-    root = keys_secret(owner, MakeKeys(names.keys_secret_name(name), manager_hosts(owner)))
-    copies = role_secrets(owner, root | {"metadata": root["metadata"] | {"uid": f"keys-of-{name}"}})
-    pods = [rollout_pod(owner, number + 1, Pool.SPOT) for number in range(job.spec.rollout.replicas or 0)]
+    keys = MakeKeys(names.keys_secret_name(name), manager_hosts(owner), now=time.time())
+    root = keys_secret(owner, keys)
+    stored = root | {"metadata": root["metadata"] | {"uid": f"keys-of-{name}"}}
+    rollouts = [rollout_pod(owner, number + 1, Pool.SPOT) for number in range(job.spec.rollout.replicas or 0)]
+    engines = [pod["metadata"]["name"] for pod in rollouts]
     return [
         root,
-        *copies,
+        *role_secrets(owner, stored, keys),
         *fixed_children(owner),
         manager_pod(owner, 1),
         trainer_job(owner),
-        *pods,
+        *rollouts,
+        *(engine_secret(owner, stored, engine, f"uid-{engine}") for engine in engines),
     ]
 
 

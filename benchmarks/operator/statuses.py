@@ -55,6 +55,7 @@ class Statuses:
         while True:
             with suppress(aiohttp.ClientError, TimeoutError, OSError):
                 async with self._session.get(self._url, timeout=aiohttp.ClientTimeout(total=None)) as answer:
+                    answer.raise_for_status()  # of a CRD that is not served yet
                     async for line in answer.content:
                         seen = decoder.decode(line).object
                         self._shown[seen.metadata.name] = seen.status.rollout

@@ -107,8 +107,8 @@ class TrainerStorage(StorageSpec):
     """Where checkpoints and metrics lie."""
 
     size: Quantity = "10Gi"
-    """Size of the claim that is made, and bound of what is ephemeral; holds `checkpoint.keep` + 1
-    checkpoints, each about eight times the weights."""
+    """Size of the claim that is made, and bound of what is ephemeral; holds `checkpoint.keep` checkpoints, the last of
+    each stage and the one that is being written, each of 12 bytes a parameter."""
     access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = "ReadWriteOnce"
     """Of the claim that is made, or what the named one has. Several pods (`trainer.replicas`) need ReadWriteMany: each
     writes its part of a checkpoint."""

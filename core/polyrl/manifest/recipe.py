@@ -176,7 +176,7 @@ class CheckpointSpec(ManifestModel):
     every_steps: Positive = 20
     """Optimizer steps (SFT) or RL steps between checkpoints; stages always end with one."""
     keep: Annotated[int, Field(ge=1, le=10_000)] = 2
-    """Newest checkpoints kept; stage-final ones are kept besides."""
+    """Newest checkpoints kept, one in the middle of a step until the next save; stage-final ones are kept besides."""
     uri: StoreUri | None = None
     """Where checkpoints are kept besides, in a folder of each run: s3://BUCKET/PLACE, gs://BUCKET/PLACE, or file:///PLACE
     of a mounted store. One counts as saved when it is there, whole; a trainer whose own disk is gone goes on from the

@@ -187,7 +187,7 @@ class RolloutSpec(ManifestModel):
     """Start value of the fleet (scaling mode Gap), or its size (Manual, External); default: minReplicas, at least 1 if
     maxReplicas allows. A value outside minReplicas and maxReplicas is clamped, not refused: autoscalers overshoot."""
     min_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Rollouts below which scaling never goes; 0 lets the trainer's own engine do all the work when spot costs much."""
+    """Rollouts below which only a budget goes; 0 lets the trainer's own engine do all the work when spot costs much."""
     max_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
     """Rollouts above which scaling never goes."""
     drain_seconds: Annotated[int, Field(ge=0, le=600)] = 20

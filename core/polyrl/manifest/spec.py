@@ -95,8 +95,8 @@ class TrainerSpec(ManifestModel):
     reserved_sleep: Annotated[ReservedSleep, BY_VALUE] = ReservedSleep.AUTO
     """Whether the reserved engine gives its GPU's memory back while the learner learns. Immutable unless suspended."""
     grace_seconds: Annotated[int, Field(ge=10, le=3600)] = 20
-    """From being asked to end (SIGTERM) to being killed. Within it, but for 5 s, the trainer finishes its step and
-    saves; a save that would not be over by then, at the speed of the last ones, is not begun. Immutable unless
+    """From being asked to end (SIGTERM) to being killed. Within it, but for 5 s, the trainer finishes its mini-batch
+    and saves; a save that would not be over by then, at the speed of the last ones, is not begun. Immutable unless
     suspended."""
     capacity: Annotated[TrainerCapacity, BY_VALUE, CLUSTER_ONLY] = TrainerCapacity.ON_DEMAND
     """OnDemand keeps the trainer off spot machines by the affinity of `rollout.capacity.preset`."""

@@ -258,7 +258,7 @@ class JobStatus(StatusPart):
     active_millis: Counter = 0
     """Running time before that, time suspended left out."""
     run_id: Annotated[str, Field(max_length=64, alias="runID")] = ""
-    """Run epoch: new at each restart of the trainer; fences everything older."""
+    """The job's UID: what the journal, checkpoints and counters belong to, for as long as the job is there."""
     manager: ManagerSummary = ManagerSummary()
     """What the manager last reported."""
     trainer: TrainerStatus = TrainerStatus()

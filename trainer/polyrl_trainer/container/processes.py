@@ -1,7 +1,7 @@
 """The processes of a trainer's container: a trainer that is waited for, agents that are kept, labelled and ended.
 
-The kernel ends them all with this one (`parent_death_signal`). SIGTERM is for the trainer: it finishes its step and
-saves, while its engines go on; when it has ended they have AGENTS_END_S to take their leave.
+The kernel ends them all with this one (`parent_death_signal`). SIGTERM is for the trainer: it finishes its
+mini-batch and saves, while its engines go on; when it has ended they have AGENTS_END_S to take their leave.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class OptimizerSpec(ManifestModel):
     """AdamW (Loshchilov and Hutter 2019) and its schedule."""
 
     name: Annotated[OptimizerName, BY_VALUE] = OptimizerName.ADAMW
-    """`adamw` holds the two moments in float32, 8 bytes a parameter; `adamw_8bit` takes 2.06 of matrices whose rows
+    """`adamw` holds the two moments in float32, 8 bytes a parameter; `adamw_8bit` takes 2.03 of matrices whose rows
     divide by 256, and its numbers differ a little. A run goes on with the one that it began with."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-6
     """Peak step size. RL wants far less than SFT, and tiny models far more than large ones: 1e-6 suits billions of
