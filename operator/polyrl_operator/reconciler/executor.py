@@ -110,6 +110,9 @@ class Executor:
                 elif isinstance(action, CHANGES) and isinstance(error, ApiError) and error.status in DENIED:
                     self._denied(owner, action, error, result)
                 elif isinstance(error, BaseException):
+                    if isinstance(error, NameTaken):
+                        # A pod on a node that does not answer may be there for long, and nothing else of this job be.
+                        self._events.record(owner, actions.RecordEvent(EventReason.REFUSED, f"{error}; it is to go"))
                     raise error
         return result
 
