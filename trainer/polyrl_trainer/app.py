@@ -42,7 +42,7 @@ from polyrl_trainer.backends.learners import Learners
 from polyrl_trainer.backends.policy import device_name
 from polyrl_trainer.backends.single_process import SingleProcess
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
-from polyrl_trainer.checkpoints.going_on import compare, saved_stays
+from polyrl_trainer.checkpoints.continuation import refuse_other_run, saved_stays
 from polyrl_trainer.checkpoints.store import CheckpointStore
 from polyrl_trainer.client import CONNECT_TIMEOUT_S, RolloutClient
 from polyrl_trainer.data.model_files import ModelFiles
@@ -207,7 +207,7 @@ def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tu
         state = _resumed_state(resumed_from, job)
         checkpoints.adopt_finals(resumed_from)
     if arguments.hand_over:
-        compare(arguments.run, arguments.job, begins=resumed_from is None)
+        refuse_other_run(arguments.run, arguments.job, begins=resumed_from is None)
     behind = state.copy()
     behind.stage_done = state.stage_done and state.step >= steps_of(recipe, state.stage)[1]
     rewind_metrics(arguments.run / METRICS, behind)

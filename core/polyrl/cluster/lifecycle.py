@@ -94,8 +94,8 @@ def lifecycle(ctx: ReconcileContext) -> Lifecycle:
 def cannot_go_on(ctx: ReconcileContext) -> bool:
     """The trainer's Job failed since the trainer could not go on from what is saved; known from the status as well, for
     its pod may be gone."""
-    said = ctx.status.condition("Accepted")
-    known = said is not None and said.reason == AcceptedReason.CANNOT_GO_ON
+    before = ctx.status.condition("Accepted")
+    known = before is not None and before.reason == AcceptedReason.CANNOT_GO_ON
     pod = _culprit(ctx)
     return known or (pod is not None and any(end.code == CANNOT_GO_ON_EXIT for end in pod.exits))
 

@@ -312,7 +312,7 @@ async def test_a_manager_that_hears_no_goodbye_keeps_no_stopped_trainer(
 async def test_a_fault_of_the_input_leaves_what_is_saved_to_another_edit(
     tmp_path: Path, session: MakeSession, disk: SlowDisk, learned: int
 ) -> None:
-    """An image that could not read the checkpoint ended the job for ever, and told the manager so."""
+    """An image that could not read the checkpoint ended the job for ever, and at the manager the run as well."""
     one = session(WAIT_S)
     await step(one, disk, 2)
     one.saves_beside_steps = False

@@ -86,8 +86,8 @@ def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
     if job.deleting or job.complete_at is not None:
         return
     if job.failed_at is not None:
-        goes_on = now.stage is LifecycleStage.SUSPENDED or (now.stage is LifecycleStage.RUNS and is_edited(ctx, job))
-        if goes_on and not trainer_lives(ctx):
+        renewed = now.stage is LifecycleStage.SUSPENDED or (now.stage is LifecycleStage.RUNS and is_edited(ctx, job))
+        if renewed and not trainer_lives(ctx):
             yield Delete("Job", name, uid=job.uid, why="it could not go on; another is made when the job does")
         return
     if now.stage is LifecycleStage.RUNS and job.backoff_limit not in (None, ctx.spec.backoff_limit):

@@ -40,7 +40,7 @@ STUCK = {"type": "Accepted", "status": "False", "reason": "CannotGoOn", "message
 
 
 @pytest.mark.parametrize(
-    ("suspend", "edited", "code", "said", "stage"),
+    ("suspend", "edited", "code", "stored", "stage"),
     [
         pytest.param(False, False, 78, False, "STUCK", id="it cannot go on"),
         pytest.param(False, False, None, True, "STUCK", id="its pod is gone"),
@@ -50,11 +50,11 @@ STUCK = {"type": "Accepted", "status": "False", "reason": "CannotGoOn", "message
     ],
 )
 def test_a_trainer_that_cannot_go_on_waits_for_an_edit(
-    build: Any, suspend: bool, edited: bool, code: int | None, said: bool, stage: str
+    build: Any, suspend: bool, edited: bool, code: int | None, stored: bool, stage: str
 ) -> None:
     exits = () if code is None else (Exit("trainer", code, reason="Error"),)
     pods = () if code is None else (build.pod("j-trainer-0-a", Role.TRAINER, phase=PodPhase.FAILED, exits=exits),)
-    status = {"conditions": [STUCK | {"lastTransitionTime": second(build.now)}] if said else []}
+    status = {"conditions": [STUCK | {"lastTransitionTime": second(build.now)}] if stored else []}
     job = build.job(suspend=suspend)
     newest = build.ctx(job).hashes.templates[Role.TRAINER]
     failed = build.trainer(failed_at=5.0, template_hash="other" if edited else newest)
@@ -62,7 +62,7 @@ def test_a_trainer_that_cannot_go_on_waits_for_an_edit(
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_a_failed_job_is_judged_when_the_end_of_its_pod_is_seen(build: Any, seen: bool) -> None:
+def test_a_failed_job_has_failed_once_the_end_of_its_pod_was_there_to_read(build: Any, seen: bool) -> None:
     """Jobs and pods come by watches of their own; what the trainer said of its end came later, and nobody looked."""
     pods = (build.pod("j-trainer-0-a", Role.TRAINER),) if seen else ()
     found = lifecycle(build.ctx(pods=pods, trainer=build.trainer(failed_at=build.now - 4)))

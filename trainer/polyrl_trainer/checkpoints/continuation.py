@@ -29,8 +29,8 @@ def saved_stays(run: Path, learned: Callable[[], int] = lambda: 0) -> Iterator[N
         raise
 
 
-def compare(run: Path, job: Path, *, begins: bool) -> None:
-    """With the job that the run began with. Raises InvalidData naming a field that its checkpoints need as it was."""
+def refuse_other_run(run: Path, job: Path, *, begins: bool) -> None:
+    """Raises InvalidData naming a field that the run's checkpoints need as it was when the run began."""
     kept = run / BEGAN
     if begins or not kept.exists():
         replace_file(kept, job.read_bytes())
