@@ -4,7 +4,8 @@
     ├── UserError            the user's input is wrong; one sentence, exit 2, never retried
     │   ├── InvalidManifest  carries every fault found, each with its place
     │   ├── InvalidData      a data row, a data file or a tokenizer
-    │   └── InvalidCode      the user's reward or environment cannot be loaded
+    │   ├── InvalidCode      the user's reward or environment cannot be loaded
+    │   └── CannotGoOn       a run of which something is saved, with the input as it is now
     ├── ProtocolError        a peer sent something that cannot be true; the frame is counted and dropped
     ├── DeadlineExceeded     a wait ended without its event; names what was awaited, from whom, for how long
     ├── DiskRefused          a file of ours cannot be written; names it, what was wrong and what would be right
@@ -78,6 +79,10 @@ class InvalidData(UserError):
 
 class InvalidCode(UserError):
     """User code that cannot be loaded or has the wrong shape; the message names `module:function`."""
+
+
+class CannotGoOn(UserError):
+    """Input with which a run does not go on from its newest checkpoint; with other input it does."""
 
 
 class ProtocolError(PolyRLError):

@@ -54,7 +54,11 @@ killed or not ready in time. EX_TEMPFAIL of sysexits.h."""
 USER_ERROR_EXIT: Final = 2
 """Exit code by which a worker reports that the user's input is wrong."""
 
-EXPLAINED_EXITS: Final = (1, USER_ERROR_EXIT)
+CANNOT_GO_ON_EXIT: Final = 78
+"""Exit code of a trainer in a pod that cannot go on from what is saved with the job as it is written: what was learned
+waits for another edit. EX_CONFIG of sysexits.h."""
+
+EXPLAINED_EXITS: Final = (1, USER_ERROR_EXIT, CANNOT_GO_ON_EXIT)
 """Exit codes of a trainer that printed why it ended, and would end so again; one that was killed explains nothing."""
 
 FAILED_STARTS_LIMIT: Final = 3

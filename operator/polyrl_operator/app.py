@@ -186,7 +186,6 @@ class Operator:
     def _lead(self) -> None:
         if self.leader.taken_over:
             self.reconciler.take_over()
-            self.leader.taken_over = False
         self.resync.begin()
 
     def _stand_by(self) -> None:

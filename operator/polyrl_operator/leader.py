@@ -67,7 +67,7 @@ class Leader:
         self._held: Object | None = None
         """The Lease as we stored it last."""
         self.taken_over = False
-        """Set when the Lease had another holder before, who may have acted; who has seen it sets it back."""
+        """The Lease had another holder before this term, who may have acted; `began` is called while it is set."""
 
     def leads(self) -> bool:
         """True while no other replica can hold the Lease."""
@@ -81,10 +81,16 @@ class Leader:
                 await self._try_lease()
             except (ApiError, TimeoutError) as error:
                 log.warning("lease not renewed", error=str(error) or "no answer in time", leads=self.leads())
-            if self.leads() is not led:
-                led = self.leads()
-                log.info("became leader" if led else "lost leadership", lease=self._name, identity=self._identity)
-                (began if led else ended)()
+            # A process that stood still may find that another has led and left since its last look.
+            if led and (self.taken_over or not self.leads()):
+                led = False
+                log.info("lost leadership", lease=self._name, identity=self._identity)
+                ended()
+            if self.leads() and not led:
+                led = True
+                log.info("became leader", lease=self._name, identity=self._identity)
+                began()
+                self.taken_over = False
             await asyncio.sleep(self._terms.retry_s)
 
     async def release(self) -> None:
@@ -113,6 +119,9 @@ class Leader:
                     raise
         asked_at = time.monotonic()
         lease = await self._in_time(self._client.get(LEASE, self._namespace, self._name))
+        if lease is None or lease["spec"].get("holderIdentity") != self._identity:
+            # Who deletes or edits a Lease lets another begin at once.
+            self._renewed_at = float("-inf")
         if lease is None:
             await self._store(self._client.create(self._fresh()))
         elif self._may_take(lease["spec"], asked_at):

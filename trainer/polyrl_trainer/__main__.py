@@ -2,8 +2,8 @@
 
 Logs are JSON lines on stderr. Ends with 0 when done or stopped on request, 1 when the run cannot go on, 2 on wrong
 input, each failure with one sentence. Where another process takes its place it ends with HANDED_OVER_EXIT when that one
-is to go on, or does so already, and with TEMPORARY_EXIT when that one may succeed where it did not; so it does
-anywhere when one of several ranks is lost.
+is to go on, or does so already, with CANNOT_GO_ON_EXIT when that one needs other input, and with TEMPORARY_EXIT when it
+may succeed where this one did not; so it does anywhere when one of several ranks is lost.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import structlog
 import typer
 
 from polyrl import interpreter, parent_death_signal
-from polyrl.errors import PASSING, GroupLeft, GroupLost, PolyRLError, Superseded, UserError
-from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
+from polyrl.errors import PASSING, CannotGoOn, GroupLeft, GroupLost, PolyRLError, Superseded, UserError
+from polyrl.worker import CANNOT_GO_ON_EXIT, HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_trainer.client import MAX_MANAGER_OUTAGE_S
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ def exit_code_of(error: PolyRLError, hand_over: bool) -> int:
         return HANDED_OVER_EXIT
     if isinstance(error, GroupLost) or (hand_over and isinstance(error, PASSING)):
         return TEMPORARY_EXIT
+    if hand_over and isinstance(error, CannotGoOn):
+        return CANNOT_GO_ON_EXIT
     return 2 if isinstance(error, UserError) else 1
 
 

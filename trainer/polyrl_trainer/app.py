@@ -22,7 +22,7 @@ from typing import Any, Final
 import structlog
 import torch
 
-from polyrl.errors import PASSING, GroupLost, InvalidData, PolyRLError, RunFailed, Superseded
+from polyrl.errors import PASSING, CannotGoOn, GroupLost, InvalidData, PolyRLError, RunFailed, Superseded
 from polyrl.keys import TrainerKeys, read_keys
 from polyrl.manifest.environment import ENGINE_APART, LEARNER_DEVICE
 from polyrl.manifest.job import PolyRLJob, read_job
@@ -42,6 +42,7 @@ from polyrl_trainer.backends.learners import Learners
 from polyrl_trainer.backends.policy import device_name
 from polyrl_trainer.backends.single_process import SingleProcess
 from polyrl_trainer.checkpoints import Checkpoints, latest, read_checkpoint
+from polyrl_trainer.checkpoints.continuation import refuse_other_run, saved_stays
 from polyrl_trainer.checkpoints.store import CheckpointStore
 from polyrl_trainer.client import CONNECT_TIMEOUT_S, RolloutClient
 from polyrl_trainer.data.model_files import ModelFiles
@@ -123,8 +124,9 @@ async def run_trainer(arguments: Arguments) -> bool:
     try:
         with closing(UserPools.start(job.spec.recipe, arguments.manifest_dir)) as pools:
             # Other ranks start, and workers import the user's code, while the data is read here.
-            prepared = prepare(job.spec, arguments.manifest_dir)
-            await pools.ready()
+            with saved_stays(arguments.run):
+                prepared = prepare(job.spec, arguments.manifest_dir)
+                await pools.ready()
             done = await _run_prepared(arguments, job, prepared, pools, learners)
             return done
     finally:
@@ -156,10 +158,13 @@ async def run_other_pod(arguments: Arguments) -> int:
 async def _run_prepared(
     arguments: Arguments, job: PolyRLJob, prepared: Prepared, pools: UserPools, learners: Learners
 ) -> bool:
-    own = load_own(job.spec.recipe.algorithm, arguments.manifest_dir / job.spec.recipe.code.path)
-    session, resumed_from = _open_session(
-        arguments, job, ModelFiles(job, prepared.tokenizer, chat=prepared.chat, system_prompt=prepared.system_prompt)
-    )
+    with saved_stays(arguments.run):
+        own = load_own(job.spec.recipe.algorithm, arguments.manifest_dir / job.spec.recipe.code.path)
+        session, resumed_from = _open_session(
+            arguments,
+            job,
+            ModelFiles(job, prepared.tokenizer, chat=prepared.chat, system_prompt=prepared.system_prompt),
+        )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, session.ask_to_stop)
@@ -201,6 +206,8 @@ def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tu
     if resumed_from is not None:
         state = _resumed_state(resumed_from, job)
         checkpoints.adopt_finals(resumed_from)
+    if arguments.hand_over:
+        refuse_other_run(arguments.run, arguments.job, begins=resumed_from is None)
     behind = state.copy()
     behind.stage_done = state.stage_done and state.step >= steps_of(recipe, state.stage)[1]
     rewind_metrics(arguments.run / METRICS, behind)
@@ -272,7 +279,9 @@ async def _until_left(
     whole."""
     session = stages.session
     try:
-        return await run_beside(main, *services, stages.learners.watch(), session.saves.watch(), _stop_in_time(session))
+        with saved_stays(arguments.run, lambda: session.state.results.tokens_trained):
+            beside = stages.learners.watch(), session.saves.watch(), _stop_in_time(session)
+            return await run_beside(main, *services, *beside)
     except PolyRLError as error:
         if not (arguments.hand_over and session.stop.is_set()):
             raise
@@ -397,8 +406,8 @@ async def _stop_in_time(session: Session) -> None:
 
 def _is_temporary(error: Exception) -> bool:
     """True when another process may succeed: others were awaited in vain or are at work, a disk or a store refused, or
-    this one broke."""
-    return isinstance(error, (*PASSING, Superseded)) or not isinstance(error, PolyRLError)
+    this one broke, or needs other input."""
+    return isinstance(error, (*PASSING, Superseded, CannotGoOn)) or not isinstance(error, PolyRLError)
 
 
 async def _report_failed(client: RolloutClient, error: Exception) -> None:

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from polyrl.cluster import names
 from polyrl.cluster.actions import DryRun, Object
 from polyrl.cluster.fleet.pools import POOLS
+from polyrl.cluster.lifecycle import cannot_go_on, is_edited
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.reasons import AcceptedReason
 from polyrl.cluster.resources.owner import hash_of
@@ -29,6 +31,16 @@ DRY_RUN_RETRY_S: Final = 60.0
 
 QUOTA: Final = "exceeded quota"
 """In the API server's words when a ResourceQuota is used up."""
+
+RUNS_ON: Final = (
+    "the trainer runs on as it began; suspend the job to change spec.recipe, spec.trainer, spec.failurePolicy, or of"
+    " spec.rollout engine, drainSeconds, weightDeltas, mooncake and capacity.preset"
+)
+
+CANNOT_GO_ON: Final = (
+    "the trainer does not go on from its newest checkpoint with the job as it is written, and its log says why"
+    " (kubectl logs -l {}); edit the job, or suspend and resume it to try once more"
+)
 
 DRY_ORDINAL: Final = 0
 """No pod that is meant has this number."""
@@ -57,10 +69,14 @@ def acceptance(ctx: ReconcileContext) -> Acceptance:
     if refused:
         return Acceptance(False, AcceptedReason.UNSUPPORTED, message=refused, makes_pods=False)
     trainer = ctx.facts.trainer
-    if trainer is not None and not trainer.suspended and trainer.template_hash != ctx.hashes.templates[Role.TRAINER]:
-        message = "spec.trainer and spec.recipe: the trainer runs on as it began; suspend the job to change them"
-        if trainer.complete_at is None and trainer.failed_at is None:
-            return Acceptance(False, AcceptedReason.IMMUTABLE_FIELD_CHANGED, message=message, makes_pods=True)
+    if trainer is None or trainer.complete_at is not None:
+        return _admitted(ctx)
+    edited = is_edited(ctx, trainer)
+    if trainer.failed_at is None and not trainer.suspended and edited:
+        return Acceptance(False, AcceptedReason.IMMUTABLE_FIELD_CHANGED, message=RUNS_ON, makes_pods=True)
+    if trainer.failed_at is not None and not ctx.spec.suspend and not edited and cannot_go_on(ctx):
+        message = CANNOT_GO_ON.format(names.selector(ctx.facts.name, Role.TRAINER))
+        return Acceptance(False, AcceptedReason.CANNOT_GO_ON, message=message, makes_pods=False)
     return _admitted(ctx)
 
 

@@ -128,8 +128,27 @@ class SuspendTrainer:
     suspend: bool
     why: str
 
+    @property
+    def spec(self) -> Object:
+        return {"suspend": self.suspend}
+
     def __str__(self) -> str:
         return f"{'suspend' if self.suspend else 'resume'} Job {self.name}: {self.why}"
+
+
+@dataclass(frozen=True)
+class LimitRestarts:
+    """Set the trainer Job's `backoffLimit`."""
+
+    name: str
+    limit: int
+
+    @property
+    def spec(self) -> Object:
+        return {"backoffLimit": self.limit}
+
+    def __str__(self) -> str:
+        return f"let Job {self.name} start its pods again {self.limit} times"
 
 
 @dataclass(frozen=True)
@@ -166,6 +185,7 @@ Action: TypeAlias = (
     | DrainEngine
     | Annotate
     | SuspendTrainer
+    | LimitRestarts
     | DryRun
     | RecordEvent
 )

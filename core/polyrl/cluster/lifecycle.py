@@ -3,6 +3,7 @@
 the trainer's Job is Complete / Failed    -> Complete / Failed
 ran longer than activeDeadlineSeconds     -> Failed; time suspended is not counted
 spec.suspend                              -> Suspended
+the trainer cannot go on with what was edited -> Stuck, until it is edited again, or suspended and resumed
 ttlSecondsAfterFinished after the end     -> the PolyRLJob itself is deleted
 """
 
@@ -15,14 +16,17 @@ from typing import Final
 from polyrl.cluster.actions import Delete
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.facts import PodFacts, PodPhase, TrainerFacts
-from polyrl.cluster.reasons import FailureReason
+from polyrl.cluster.reasons import AcceptedReason, FailureReason
 from polyrl.cluster.timestamps import unix
 from polyrl.manifest.job import KIND
 from polyrl.manifest.status import Failure
-from polyrl.worker import HANDED_OVER_EXIT, Role
+from polyrl.worker import CANNOT_GO_ON_EXIT, HANDED_OVER_EXIT, Role
 
 END_MESSAGE_LENGTH: Final = 1024
 """Characters of the trainer's last words that are kept."""
+
+END_UNSEEN_S: Final = 10.0
+"""How long the end of a failed Job's pod may be unseen, for they are seen apart: it says what the failure means."""
 
 
 class LifecycleStage(Enum):
@@ -32,6 +36,8 @@ class LifecycleStage(Enum):
     """It is to run, or runs."""
     SUSPENDED = auto()
     """`spec.suspend` is set: its pods are to be gone until it no longer is."""
+    STUCK = auto()
+    """Its trainer cannot go on from what is saved with the job as it is written: pods are to be gone until it can."""
     COMPLETE = auto()
     """The trainer ended with success."""
     FAILED = auto()
@@ -66,7 +72,10 @@ def lifecycle(ctx: ReconcileContext) -> Lifecycle:
     trainer = ctx.facts.trainer
     if trainer is not None and trainer.complete_at is not None:
         return Lifecycle(LifecycleStage.COMPLETE, trainer.complete_at)
-    if trainer is not None and trainer.failed_at is not None:
+    if trainer is not None and trainer.failed_at is not None and not cannot_go_on(ctx):
+        ended = [pod.ended for pod in ctx.facts.of_role(Role.TRAINER)]
+        if not (ended and all(ended)) and ctx.now < trainer.failed_at + END_UNSEEN_S:
+            return Lifecycle(LifecycleStage.RUNS, due=trainer.failed_at + END_UNSEEN_S)
         return Lifecycle(LifecycleStage.FAILED, trainer.failed_at, failure=_failure(ctx, trainer))
     due = _deadline(ctx)
     if due is not None and ctx.now >= due:
@@ -77,7 +86,23 @@ def lifecycle(ctx: ReconcileContext) -> Lifecycle:
         )
     if ctx.spec.suspend:
         return Lifecycle(LifecycleStage.SUSPENDED)
+    if trainer is not None and trainer.failed_at is not None and not is_edited(ctx, trainer):
+        return Lifecycle(LifecycleStage.STUCK)
     return Lifecycle(LifecycleStage.RUNS, due=due)
+
+
+def cannot_go_on(ctx: ReconcileContext) -> bool:
+    """The trainer's Job failed since the trainer could not go on from what is saved; known from the status as well, for
+    its pod may be gone."""
+    before = ctx.status.condition("Accepted")
+    known = before is not None and before.reason == AcceptedReason.CANNOT_GO_ON
+    pod = _culprit(ctx)
+    return known or (pod is not None and any(end.code == CANNOT_GO_ON_EXIT for end in pod.exits))
+
+
+def is_edited(ctx: ReconcileContext, trainer: TrainerFacts) -> bool:
+    """The trainer's Job is not what the job, as it is written now, asks for."""
+    return trainer.template_hash != ctx.hashes.templates[Role.TRAINER]
 
 
 def active_s(ctx: ReconcileContext) -> float:

@@ -23,6 +23,8 @@ class AcceptedReason(StrEnum):
     """The API server refuses its pods."""
     IMMUTABLE_FIELD_CHANGED = "ImmutableFieldChanged"
     """The trainer's part was edited while the trainer runs."""
+    CANNOT_GO_ON = "CannotGoOn"
+    """The trainer does not go on from its newest checkpoint with what was edited."""
 
 
 class ScalingReason(StrEnum):

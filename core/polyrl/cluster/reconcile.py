@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
@@ -132,12 +133,11 @@ def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
         assessment.fleet,
         desired=desired,
         views=assessment.views,
-        boundary=between_steps(ctx),
+        boundary=between_steps(ctx) if accepted.makes_pods else None,
         missing=assessment.vanished,
     )
     renewals, renewal_due = renewal(ctx)
     actions: list[Action] = [
-        *manager_actions,
         *trainer(ctx, assessment.lifecycle),
         *trainer_numbers(ctx, assessment.trainers_vanished),
         *plan.actions,
@@ -146,17 +146,28 @@ def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
         *ended_engines(ctx),
     ]
     if accepted.makes_pods:
-        actions = [*children(ctx), *actions]
+        manager_actions = [*children(ctx), *manager_actions]
     else:
-        # The API server refused these pods, or has not agreed to them yet.
-        actions = [action for action in actions if not isinstance(action, Create)]
+        # The API server refused these pods, or has not agreed to them yet. A trainer that runs needs its manager.
+        actions = _without_new(actions)
+        manager_actions = manager_actions if trainer_lives(ctx) else _without_new(manager_actions)
     dues = [manager_due, renewal_due, plan.due, stall_due(assessment), stale_at(ctx)]
-    return [*dry_run, *actions, *fleet_events(assessment, plan)], dues
+    return [*dry_run, *manager_actions, *actions, *fleet_events(assessment, plan)], dues
+
+
+def _without_new(actions: Iterable[Action]) -> list[Action]:
+    return [action for action in actions if not isinstance(action, Create)]
+
+
+_WHY_STOPPED: Final = {
+    LifecycleStage.SUSPENDED: "the job is suspended",
+    LifecycleStage.STUCK: "the trainer cannot go on",
+}
 
 
 def _stop(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
     ctx, now = assessment.ctx, assessment.lifecycle
-    why = "the job has ended" if now.ended else "the job is suspended"
+    why = _WHY_STOPPED.get(now.stage, "the job has ended")
     deletions, due = delete_after_ttl(ctx, now) if now.ended else ([], None)
     # Each goes once what needs it has ended: rollouts after the trainer, the manager after both.
     leaving = [] if trainer_lives(ctx) else [(one, why) for one in assessment.fleet]

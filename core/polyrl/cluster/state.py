@@ -6,7 +6,7 @@ without a memory, silence is timed anew, and refused requests are tried at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from polyrl.sample import Pool
@@ -83,6 +83,11 @@ class ReconcileState:
     def with_drain_confirmed(self, uid: str) -> ReconcileState:
         """This state after the manager confirmed the drain of a pod."""
         return replace(self, drains_confirmed=self.drains_confirmed | {uid})
+
+    def with_released(self, uids: Collection[str]) -> ReconcileState:
+        """This state once we are about to delete these pods, whose end is no loss even if we never hear the answer."""
+        seen = {uid: replace(pod, settled=pod.settled or uid in uids) for uid, pod in self.last_seen.items()}
+        return replace(self, last_seen=seen)
 
     def with_refusal(self, message: str, now: float, *, of_pods: bool = True) -> ReconcileState:
         """This state after the API server refused a creation."""

@@ -20,6 +20,7 @@ from polyrl.cluster.actions import (
     Delete,
     DrainEngine,
     DryRun,
+    LimitRestarts,
     MakeEngineKeys,
     MakeKeys,
     Object,
@@ -162,8 +163,8 @@ class FakeOperator:
                 self.cluster.patch("Secret", action.name, {"metadata": stored | {"annotations": expires}})
             case Annotate():
                 self.cluster.annotate(action.pod, action.uid, dict(action.annotations))
-            case SuspendTrainer():
-                spec = self.cluster.objects["Job", action.name]["spec"] | {"suspend": action.suspend}
+            case SuspendTrainer() | LimitRestarts():
+                spec = self.cluster.objects["Job", action.name]["spec"] | action.spec
                 self.cluster.patch("Job", action.name, {"spec": spec})
             case DryRun():
                 self.dry_run = (action.generation, "")

@@ -42,7 +42,7 @@ REFUSED: Final = frozenset({400, 403, 404, 413, 422})
 DENIED: Final = REFUSED - {404}
 """The same where something is changed; what is not there is another matter."""
 
-CHANGES: Final = (actions.Annotate, actions.Apply, actions.Delete, actions.SuspendTrainer)
+CHANGES: Final = (actions.Annotate, actions.Apply, actions.Delete, actions.SuspendTrainer, actions.LimitRestarts)
 """Of what is there already."""
 
 ABOUT_NEW_PODS: Final = (EventReason.ROLLOUT_CREATED, EventReason.FALLBACK_ON_DEMAND)
@@ -110,6 +110,9 @@ class Executor:
                 elif isinstance(action, CHANGES) and isinstance(error, ApiError) and error.status in DENIED:
                     self._denied(owner, action, error, result)
                 elif isinstance(error, BaseException):
+                    if isinstance(error, NameTaken):
+                        # A pod on a node that does not answer may be there for long, and nothing else of this job be.
+                        self._events.record(owner, actions.RecordEvent(EventReason.REFUSED, f"{error}; it is to go"))
                     raise error
         return result
 
@@ -143,8 +146,8 @@ class Executor:
                     await self._delete(owner, action)
                 case actions.Annotate():
                     await self._annotate(owner, action)
-                case actions.SuspendTrainer():
-                    change = {"spec": {"suspend": action.suspend}}
+                case actions.SuspendTrainer() | actions.LimitRestarts():
+                    change = {"spec": action.spec}
                     stored = await self._client.patch(TRAINER, owner.namespace, action.name, change)
                     self._cache.observe(TRAINER, stored)
                 case actions.DryRun():

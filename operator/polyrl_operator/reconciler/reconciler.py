@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import structlog
 
 from polyrl.cluster import names
-from polyrl.cluster.actions import Object, ReconcileResult
+from polyrl.cluster.actions import Delete, Object, ReconcileResult
 from polyrl.cluster.observation.facts import JobFacts
 from polyrl.cluster.observation.job import job_facts
 from polyrl.cluster.reconcile import reconcile
@@ -122,7 +122,8 @@ class Reconciler:
     def stand_by(self) -> None:
         """Another replica may act from now on, and shows what becomes of jobs; what is under way ends."""
         for _, deadline in self._under_way.values():
-            deadline.reschedule(asyncio.get_running_loop().time())
+            if not deadline.expired():
+                deadline.reschedule(asyncio.get_running_loop().time())
         for key in self._states:
             self._metrics.forget(key)
 
@@ -184,6 +185,8 @@ class Reconciler:
         address, ready = _manager_of(facts)
         self._managers.follow(key, address, ready=ready)
         decided = reconcile(facts, self._settings, state.reconcile_state, self._now())
+        deleted = {action.uid for action in decided.actions if isinstance(action, Delete)}
+        state.reconcile_state = state.reconcile_state.with_released(deleted)
         done = await self._act(facts, decided)
         self._remember(key, state, facts, decided, done)
         self._metrics.decided(key, decided.status)

@@ -336,8 +336,10 @@ def test_fewer_steps_than_are_done_or_begun_are_refused_in_every_stage(checkpoin
     assert resumed(most) == begun
 
 
-def opened(run, raw, resume=None):
+def opened(run, raw, resume=None, job=None):
+    """As by a runner on this machine; in a pod, where its job is in a file."""
     arguments = SimpleNamespace(run=run, store="", resume=resume, max_manager_outage_s=0, grace_s=1)
+    arguments.job, arguments.hand_over = job, job is not None
     session, resumed_from = _open_session(arguments, PolyRLJob.model_validate(raw), SimpleNamespace(write=None))
     session.end(run, "")
     return session.state, resumed_from
@@ -346,6 +348,26 @@ def opened(run, raw, resume=None):
 def test_a_run_of_which_nothing_was_saved_is_resumed_from_its_beginning(tmp_path):
     """As its last line says; the trainer refused it."""
     assert opened(tmp_path, raw_job(), resume=tmp_path) == (TrainerState(seed=0, stage=TrainingStage.RL), None)
+
+
+def test_a_pod_goes_on_with_no_other_run_than_was_begun(tmp_path):
+    """Nobody compared them on a cluster: a trainer went on with another model's tokenizer, or other adapters."""
+    file, raw = tmp_path / "job.json", raw_job()
+
+    def opened_with(**recipe):
+        raw["spec"]["recipe"].update(recipe)
+        file.write_text(json.dumps(raw))
+        return opened(tmp_path, raw, job=file)
+
+    opened_with(model={"path": "/model"})
+    assert opened_with(model={"path": "/other"})[1] is None, "nothing is saved yet: the run begins anew"
+    learned, checkpoints = state(3, TrainingStage.RL), Checkpoints(tmp_path, keep=2)
+    learned.seed = 0
+    checkpoints.start()
+    checkpoints.save(learned, Weights()).result(WAIT_S)
+    with pytest.raises(InvalidData, match=r"spec\.recipe\.model\.path: was /other when the run began, /third now"):
+        opened_with(model={"path": "/third"})
+    assert opened_with(model={"path": "/other"}, algorithm={"steps": 20})[1] is not None
 
 
 @pytest.mark.parametrize(("steps", "kept"), [(10, ["rl"]), (20, ["rl", "eval"])])
@@ -371,9 +393,8 @@ def test_what_an_own_loss_draws_from_torch_follows_from_the_seed(tmp_path):
         torch.default_generator.seed()  # as in every process that torch is loaded in, or that is forked
         raw = raw_job()
         raw["spec"]["recipe"]["seed"] = seed
-        arguments = SimpleNamespace(
-            run=tmp_path / str(number), store="", resume=None, max_manager_outage_s=0, grace_s=1
-        )
+        run = tmp_path / str(number)
+        arguments = SimpleNamespace(run=run, store="", resume=None, max_manager_outage_s=0, grace_s=1, hand_over=False)
         session, _ = _open_session(arguments, PolyRLJob.model_validate(raw), SimpleNamespace(write=None))
         session.end(arguments.run, "")
         return torch.rand(3).tolist()

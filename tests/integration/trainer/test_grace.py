@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from polyrl.errors import DeadlineExceeded, DiskRefused
+from polyrl.errors import CannotGoOn, DeadlineExceeded, DiskRefused, InvalidData, UserError
 from polyrl.worker import TRAINER_END_S
 from polyrl_trainer import app
 from polyrl_trainer.backend import TrainingBackend
@@ -306,6 +306,28 @@ async def test_a_manager_that_hears_no_goodbye_keeps_no_stopped_trainer(
     async with asyncio.timeout(WAIT_S):
         assert not await app._run_stages(arguments, nothing, nothing, nothing, session=one, stages=nothing)
     assert '"outcome": "stopped"' in (tmp_path / "trainer-result.json").read_text()
+
+
+@pytest.mark.parametrize("learned", [0, 40], ids=["nothing is learned yet", "something is learned"])
+async def test_a_fault_of_the_input_leaves_what_is_saved_to_another_edit(
+    tmp_path: Path, session: MakeSession, disk: SlowDisk, learned: int
+) -> None:
+    """An image that could not read the checkpoint ended the job for ever, and at the manager the run as well."""
+    one = session(WAIT_S)
+    await step(one, disk, 2)
+    one.saves_beside_steps = False
+    await step(one, disk, 4)
+
+    async def main() -> bool:
+        one.state.results.tokens_trained += learned
+        raise InvalidData("format version 9, this release reads 3")
+
+    arguments: Any = SimpleNamespace(run=tmp_path, hand_over=True)
+    stages: Any = SimpleNamespace(session=one, learners=SimpleNamespace(watch=lambda: asyncio.sleep(3600)))
+    with pytest.raises(UserError, match="format version 9") as raised:
+        await app._until_left(arguments, stages, main())
+    assert type(raised.value) is (InvalidData if learned else CannotGoOn)
+    assert app._is_temporary(raised.value) is not bool(learned)
 
 
 async def test_whoever_waits_for_the_disk_in_any_case_copies_nothing(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from polyrl.errors import (
+    CannotGoOn,
     DeadlineExceeded,
     DiskRefused,
     GroupLeft,
@@ -24,7 +25,7 @@ from polyrl.errors import (
     Superseded,
 )
 from polyrl.testing.started import StartedProcess, ran
-from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
+from polyrl.worker import CANNOT_GO_ON_EXIT, HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_operator.secret import write_run_keys
 from polyrl_trainer.__main__ import exit_code_of
@@ -66,6 +67,21 @@ def test_a_pod_that_waited_in_vain_is_tried_again(folder: Path) -> None:
     assert "for a welcome from the manager" in ended.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("saved", "code"), [(True, CANNOT_GO_ON_EXIT), (False, 2)], ids=["something is saved", "nothing is saved"]
+)
+def test_a_slip_in_the_manifest_leaves_what_is_saved_to_another_edit(folder: Path, saved: bool, code: int) -> None:
+    job = load_manifest(EXAMPLE / "job.yaml", ["spec.recipe.reward.function=reward:nowhere"])
+    (folder / "job.json").write_text(job.model_dump_json(by_alias=True, exclude_none=True))
+    if saved:
+        checkpoint = folder / "run/checkpoints/rl-step-000003"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "COMPLETE.json").write_text("{}")
+    ended = ran(trainer(folder, "--hand-over", "--advertise", "127.0.0.1"), timeout_s=DEADLINE_S)
+    assert ended.returncode == code, ended.stderr
+    assert "nowhere" in ended.stderr.splitlines()[-1]
+
+
 def test_a_pod_leaves_at_once_when_it_is_asked_to_while_it_waits(folder: Path) -> None:
     command = trainer(folder, "--hand-over", "--max-manager-outage", "600", "--advertise", "127.0.0.1")
     with (folder / "log").open("wb") as log, StartedProcess(command, stderr=log) as process:
@@ -83,6 +99,7 @@ def test_a_pod_leaves_at_once_when_it_is_asked_to_while_it_waits(folder: Path) -
     ("error", "local", "in_a_pod"),
     [
         (InvalidCode("no such function"), 2, 2),
+        (CannotGoOn("fewer steps than were done"), 2, CANNOT_GO_ON_EXIT),
         (RunFailed("nothing can be scored"), 1, 1),
         (ProtocolError("nonsense"), 1, 1),
         (DeadlineExceeded("a batch", "the manager", 600.0), 1, TEMPORARY_EXIT),
@@ -93,7 +110,17 @@ def test_a_pod_leaves_at_once_when_it_is_asked_to_while_it_waits(folder: Path) -
         (GroupLeft("pod 1 is gone"), HANDED_OVER_EXIT, HANDED_OVER_EXIT),
     ],
     ids=[
-        *("invalid code", "run failed", "protocol error", "deadline", "disk", "a store", "superseded", "a rank lost"),
+        *(
+            "invalid code",
+            "cannot go on",
+            "run failed",
+            "protocol error",
+            "deadline",
+            "disk",
+            "a store",
+            "superseded",
+            "a rank lost",
+        ),
         "a pod gone",
     ],
 )

@@ -132,3 +132,28 @@ async def test_only_a_lease_that_had_another_holder_is_taken_over() -> None:
     server.take("")
     await leader._try_lease()
     assert leader.taken_over
+
+
+async def test_a_holder_that_finds_another_in_its_lease_stops_at_once() -> None:
+    """Whoever deletes or edits the Lease lets another begin; the holder went on for the rest of `renew_s`."""
+    server = Server(slow_s=0.0)
+    leader, _ = await led(server, 0.2)
+    assert leader.leads()
+    server.take("other")
+    await leader._try_lease()
+    assert not leader.leads()
+
+
+async def test_a_holder_that_stood_still_while_another_led_begins_anew() -> None:
+    server, calls = Server(slow_s=0.0), list[tuple[str, bool]]()
+    leader = Leader(server, "ns", "lease", "me", TERMS)  # type: ignore[arg-type]
+    notes = (lambda: calls.append(("began", leader.taken_over)), lambda: calls.append(("ended", leader.leads())))
+    task = asyncio.create_task(leader.run(*notes))
+    await asyncio.sleep(4 * TERMS.retry_s)
+    # It sees neither of the two.
+    server.take("other")
+    server.take("")
+    await asyncio.sleep(8 * TERMS.retry_s)
+    task.cancel()
+    assert [name for name, _ in calls] == ["began", "ended", "began"]
+    assert calls[-1] == ("began", True), "what it knew is of before the other"

@@ -74,11 +74,11 @@ def fleet_plan(
     *,
     desired: int,
     views: Sequence[PoolView],
-    boundary: bool,
+    boundary: bool | None,
     missing: Sequence[LastSeenPod],
 ) -> FleetPlan:
-    """For a fleet of `desired`, at a `boundary` between two steps or not. `missing` rollouts of the last reconcile are
-    counted in this one without being numbered."""
+    """For a fleet of `desired`, at a `boundary` between two steps or not; None: nothing makes way for a template that
+    nobody has agreed to. `missing` rollouts of the last reconcile are counted in this one without being numbered."""
     # A spot pod that got its node beside stand-ins costs from then on, and not when it serves.
     placed = sum(one.live and one.pod.scheduled_at is not None for one in fleet)
     max_on_demand = affordable_on_demand(ctx.spec, max(desired, placed))
@@ -213,7 +213,7 @@ def _leaving(
     desired: int,
     views: Sequence[PoolView],
     split: CapacitySplit,
-    boundary: bool,
+    boundary: bool | None,
 ) -> list[tuple[RolloutPod, str]]:
     """Each once, with the reason that came first."""
     fixed = base(ctx.spec.rollout, desired)
@@ -320,12 +320,14 @@ def outdated(ctx: ReconcileContext, fleet: Sequence[RolloutPod], desired: int) -
     return [one for one in fleet if one.live and (one.pod.template_hash != newest or one.pod.uid in unwanted)]
 
 
-def to_replace(ctx: ReconcileContext, fleet: Sequence[RolloutPod], desired: int, boundary: bool) -> list[RolloutPod]:
+def to_replace(
+    ctx: ReconcileContext, fleet: Sequence[RolloutPod], desired: int, boundary: bool | None
+) -> list[RolloutPod]:
     """Those to release now: pods without a node at once, the others only at a boundary between steps, and never so
     many that more than maxUnavailable of the desired number do not serve."""
     update = ctx.spec.rollout.update
     old = outdated(ctx, fleet, desired)
-    if update.type != "Rolling" or not old:
+    if update.type != "Rolling" or not old or boundary is None:
         return []
     waiting = [one for one in old if one.state is PodState.PENDING]
     if not boundary:

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.actions import Action, Annotate, Apply, Create, Delete, MakeKeys, SuspendTrainer
+from polyrl.cluster.actions import Action, Annotate, Apply, Create, Delete, LimitRestarts, MakeKeys, SuspendTrainer
 from polyrl.cluster.fleet.removal import release
-from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage
+from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage, is_edited
 from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext
 from polyrl.cluster.observation.disruption import DisruptionNotice, is_dead, notice_of
 from polyrl.cluster.observation.exactly_once import LossCounter, assign_numbers, loss_number_of, total
@@ -83,13 +83,20 @@ def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
         if now.stage is LifecycleStage.RUNS and not trainer_lives(ctx):
             yield Create(trainer_job(ctx.owner), "the job begins")
         return
-    if job.deleting or job.complete_at is not None or job.failed_at is not None:
+    if job.deleting or job.complete_at is not None:
         return
+    if job.failed_at is not None:
+        renewed = now.stage is LifecycleStage.SUSPENDED or (now.stage is LifecycleStage.RUNS and is_edited(ctx, job))
+        if renewed and not trainer_lives(ctx):
+            yield Delete("Job", name, uid=job.uid, why="it could not go on; another is made when the job does")
+        return
+    if now.stage is LifecycleStage.RUNS and job.backoff_limit not in (None, ctx.spec.backoff_limit):
+        yield LimitRestarts(name, ctx.spec.backoff_limit)
     if now.stage is not LifecycleStage.RUNS and not job.suspended:
         why = "the job failed" if now.ended else "spec.suspend"
         yield SuspendTrainer(name, True, why=why)
     elif now.stage is LifecycleStage.RUNS and job.suspended:
-        if job.template_hash == ctx.hashes.templates[Role.TRAINER]:
+        if not is_edited(ctx, job):
             yield SuspendTrainer(name, False, why="the job goes on")
         elif not trainer_lives(ctx):
             yield Delete("Job", name, uid=job.uid, why="it is suspended and its template was changed; another is made")

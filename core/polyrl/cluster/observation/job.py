@@ -222,6 +222,7 @@ def trainer_facts(job: Raw) -> TrainerFacts:
         ready=raw.count(job, "status", "ready"),
         failed=raw.count(job, "status", "failed"),
         suspended=raw.flag(job, "spec", "suspend"),
+        backoff_limit=raw.part(job, "spec").get("backoffLimit"),
         stopped=raw.holds(raw.condition(job, "Suspended")),
         complete_at=(unix(raw.text(complete, "lastTransitionTime")) or created_at) if raw.holds(complete) else None,
         failed_at=(unix(raw.text(failed, "lastTransitionTime")) or created_at) if raw.holds(failed) else None,

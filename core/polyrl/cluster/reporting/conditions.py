@@ -19,7 +19,7 @@ from polyrl.cluster.lifecycle import LifecycleStage
 from polyrl.cluster.names import FETCH_CONTAINER
 from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.rollouts import PodState
-from polyrl.cluster.reasons import ConditionReason, FailureReason
+from polyrl.cluster.reasons import AcceptedReason, ConditionReason, FailureReason
 from polyrl.cluster.reporting.assessment import Assessment
 from polyrl.cluster.timestamps import second, unix
 from polyrl.manifest.parts.sources import summed_up
@@ -110,6 +110,8 @@ def _idle(assessment: Assessment) -> ConditionDraft | None:
         return _draft(False, ConditionReason.FINISHED, "the job has ended")
     if assessment.lifecycle.stage is LifecycleStage.SUSPENDED:
         return _draft(False, ConditionReason.SUSPENDED, "the job is suspended")
+    if assessment.lifecycle.stage is LifecycleStage.STUCK:
+        return _draft(False, AcceptedReason.CANNOT_GO_ON, "the trainer cannot go on; the condition Accepted says more")
     return None
 
 

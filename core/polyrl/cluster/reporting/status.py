@@ -38,6 +38,7 @@ _AT_REST: Final = {
     LifecycleStage.COMPLETE: RunState.COMPLETE,
     LifecycleStage.FAILED: RunState.FAILED,
     LifecycleStage.SUSPENDED: RunState.SUSPENDED,
+    LifecycleStage.STUCK: RunState.PENDING,
 }
 
 MAX_DISRUPTIONS: Final = 10

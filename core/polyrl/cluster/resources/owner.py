@@ -97,8 +97,12 @@ def template_hash(owner: Owner, role: Role) -> str:
 
 TRAINER_SHAPE: Final = (
     *("template", "replicas", "processesPerPod", "contextParallel", "fsdp", "capacity"),
-    *("reservedEngine", "reservedMemFraction", "graceSeconds"),
+    *("reservedEngine", "reservedMemFraction", "reservedSleep", "graceSeconds"),
 )
+
+READ_BY_TRAINER: Final = ("weightDeltas", "mooncake")
+"""Fields of `spec.rollout` that its publisher acts on."""
+OF_ITS_JOB: Final = ("recipe", "failurePolicy")
 
 
 def _written(spec: JobSpec, role: Role) -> dict[str, Any]:
@@ -114,7 +118,7 @@ def _written(spec: JobSpec, role: Role) -> dict[str, Any]:
             return some(manager, "template", "port") | {"preset": preset}
         case Role.TRAINER | Role.RESERVED:
             beside = engine if spec.trainer.reserved_engine else {"preset": preset}
-            return beside | some(trainer, *TRAINER_SHAPE) | some(wrote, "recipe")
+            return beside | some(trainer, *TRAINER_SHAPE) | some(rollout, *READ_BY_TRAINER) | some(wrote, *OF_ITS_JOB)
 
 
 def some(part: dict[str, Any], *keys: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ DisruptionTarget           its machine was taken: replaced, not counted
 exit 143                   it was asked to leave and saved: replaced, not counted
 `failurePolicy.rules`      the first that matches
 exit 1, 2                  it gave its reason and would end so again: the Job fails at once
+exit 78                    the same, and the PolyRLJob waits for an edit with which it goes on from what is saved
 anything else              counts towards backoffLimit: 75 when it waited in vain, 137 when it was killed, ...
 
 Of several pods one lost rank ends all: the pod that is at fault, or the first one in its place, ends with a code that

@@ -36,6 +36,41 @@ def test_stage(build: Any, spec: dict[str, Any], trainer: dict[str, Any], ended:
     assert now.ended == (stage in ("COMPLETE", "FAILED"))
 
 
+STUCK = {"type": "Accepted", "status": "False", "reason": "CannotGoOn", "message": "m"}
+
+
+@pytest.mark.parametrize(
+    ("suspend", "edited", "code", "stored", "stage"),
+    [
+        pytest.param(False, False, 78, False, "STUCK", id="it cannot go on"),
+        pytest.param(False, False, None, True, "STUCK", id="its pod is gone"),
+        pytest.param(False, True, 78, True, "RUNS", id="edited again"),
+        pytest.param(True, False, 78, True, "SUSPENDED", id="suspended"),
+        pytest.param(False, False, 2, False, "FAILED", id="its input was wrong from the beginning"),
+    ],
+)
+def test_a_trainer_that_cannot_go_on_waits_for_an_edit(
+    build: Any, suspend: bool, edited: bool, code: int | None, stored: bool, stage: str
+) -> None:
+    exits = () if code is None else (Exit("trainer", code, reason="Error"),)
+    pods = () if code is None else (build.pod("j-trainer-0-a", Role.TRAINER, phase=PodPhase.FAILED, exits=exits),)
+    status = {"conditions": [STUCK | {"lastTransitionTime": second(build.now)}] if stored else []}
+    job = build.job(suspend=suspend)
+    newest = build.ctx(job).hashes.templates[Role.TRAINER]
+    failed = build.trainer(failed_at=5.0, template_hash="other" if edited else newest)
+    assert lifecycle(build.ctx(job, status, pods=pods, trainer=failed)).stage is LifecycleStage[stage]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_failed_job_has_failed_once_the_end_of_its_pod_was_there_to_read(build: Any, seen: bool) -> None:
+    """Jobs and pods come by watches of their own; what the trainer said of its end came later, and nobody looked."""
+    pods = (build.pod("j-trainer-0-a", Role.TRAINER),) if seen else ()
+    found = lifecycle(build.ctx(pods=pods, trainer=build.trainer(failed_at=build.now - 4)))
+    assert (found.stage, found.due) == (LifecycleStage.RUNS, build.now + 6)
+    late = lifecycle(build.ctx(pods=pods, trainer=build.trainer(failed_at=build.now - 10)))
+    assert late.stage is LifecycleStage.FAILED, "its node does not answer"
+
+
 @pytest.mark.parametrize(
     ("ran_s", "resumed", "due", "stage"),
     [

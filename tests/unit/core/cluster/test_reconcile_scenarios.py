@@ -15,6 +15,7 @@ from polyrl.cluster.actions import (
     Delete,
     DrainEngine,
     DryRun,
+    LimitRestarts,
     ReconcileResult,
     RecordEvent,
     SuspendTrainer,
@@ -472,6 +473,73 @@ def test_trainer_template_changed_while_it_runs(scenario: Scenario) -> None:
     assert scenario.reason("Accepted") == "Valid"
     new = scenario.cluster.objects["Job", "j-trainer"]["spec"]["template"]["spec"]["containers"]
     assert new[0]["image"] == "other"
+
+
+def edit_recipe(scenario: Scenario, **more: Any) -> None:
+    """Suspends the job, edits it and lets it go on."""
+    scenario.cluster.edit(suspend=True)
+    scenario.go(60)
+    recipe = scenario.cluster.objects["PolyRLJob", "j"]["spec"]["recipe"]
+    scenario.cluster.edit(suspend=False, recipe=recipe | more)
+    scenario.go(20)
+
+
+@pytest.mark.parametrize("cure", ["edit", "suspend"])
+def test_an_edit_that_the_trainer_cannot_go_on_with_ends_no_job(scenario: Scenario, cure: str) -> None:
+    """Fewer steps than were done, or a slip in a path, made the job Failed for ever, with all that it had learned."""
+    edit_recipe(scenario, algorithm={"steps": 1})
+    first = scenario.cluster.objects["Job", "j-trainer"]["metadata"]["uid"]
+    (pod,) = scenario.names(Role.TRAINER)
+    scenario.cluster.end_pod(pod, 78)
+    scenario.cluster.end_trainer("Failed", "PodFailurePolicy", "exit code 78")
+    scenario.go(60)
+    assert (scenario.status.state, scenario.reason("Accepted")) == ("Pending", "CannotGoOn")
+    assert scenario.condition("Failed") is None
+    assert scenario.message()["Refused"] == 1
+    assert not scenario.names() + scenario.names(Role.MANAGER), "no machine waits for the user"
+    assert not scenario.go(600, every=20), "and nothing is tried again and again"
+    scenario.operator = FakeOperator(scenario.cluster)
+    scenario.cluster.drop("Pod", pod)
+    scenario.go(20)
+    assert scenario.reason("Accepted") == "CannotGoOn", "also for an operator that begins when the pod is gone"
+    if cure == "edit":
+        recipe = scenario.cluster.objects["PolyRLJob", "j"]["spec"]["recipe"]
+        scenario.cluster.edit(recipe=recipe | {"algorithm": {"steps": 20}})
+    else:
+        scenario.cluster.edit(suspend=True)
+        scenario.go(60)
+        assert scenario.reason("Suspended") == "Suspended"
+        scenario.cluster.edit(suspend=False)
+    scenario.go(40)
+    assert (scenario.status.state, scenario.reason("Accepted")) == ("Running", "Valid")
+    assert scenario.cluster.objects["Job", "j-trainer"]["metadata"]["uid"] != first
+    assert scenario.status.rollout.preemptions == 0
+
+
+def test_more_restarts_are_allowed_to_the_trainer_that_runs(scenario: Scenario) -> None:
+    """The edit did nothing, and the job failed at the old limit."""
+    scenario.cluster.edit(backoffLimit=20)
+    scenario.go(5)
+    assert scenario.cluster.objects["Job", "j-trainer"]["spec"]["backoffLimit"] == 20
+    assert scenario.reason("Accepted") == "Valid"
+    assert not of(scenario.go(20), LimitRestarts)
+
+
+def test_a_template_that_the_api_server_refuses_costs_a_running_job_nothing(scenario: Scenario) -> None:
+    """Rollouts that served made way for it, and a manager that was lost was not replaced."""
+    scenario.step()
+    fleet = scenario.cluster.objects["PolyRLJob", "j"]["spec"]["rollout"]
+    container = {"containers": [{"name": "rollout", "image": "other"}]}
+    scenario.cluster.edit(rollout=fleet | {"template": {"spec": container}, "update": {"maxUnavailable": 3}})
+    scenario.operator.dry_run = (2, "Pod j-r-0: image is not signed")
+    scenario.turn()
+    assert scenario.reason("Accepted") == "InvalidPodTemplate"
+    scenario.step()
+    scenario.go(10)
+    assert scenario.names() == ["j-r-1", "j-r-2", "j-r-3"]
+    scenario.delete("j-manager-1", 0)
+    scenario.go(10)
+    assert scenario.names(Role.MANAGER) == ["j-manager-2"]
 
 
 @pytest.mark.parametrize("kind", ["Rolling", "OnDelete"])

@@ -190,10 +190,12 @@ async def test_a_creation_that_meets_its_own_object_is_done() -> None:
 
 
 async def test_a_creation_that_meets_a_namesakes_object_waits_for_it_to_go() -> None:
-    act, cache, _, _ = actor(TAKEN, Answer(200, pod("j-r-1", owner="former-uid")))
+    act, cache, _, recorder = actor(TAKEN, Answer(200, pod("j-r-1", owner="former-uid")))
     with pytest.raises(NameTaken, match="Pod j-r-1 is there and is not of this PolyRLJob"):
         await act.execute(OWNER, [Create(pod("j-r-1"), "why")])
     assert cache.pods(KEY, "job-uid") == []
+    [event] = recorder.recorded
+    assert event.message == "Pod j-r-1 is there and is not of this PolyRLJob; it is to go", "else nothing says it"
 
 
 @pytest.mark.parametrize("lacks", ["labels", "ownerReferences"], ids=["a stranger's", "left by cascade=orphan"])

@@ -54,6 +54,8 @@ class Server:
         """As they were made, by name."""
         self.hangs = False
         """Nothing is answered any more."""
+        self.ends_late_s = 0.0
+        """A request that is given up takes so long to end."""
         self.forbidden: set[str] = set()
         self.at_once = self.most_at_once = 0
         self._version = 1
@@ -64,7 +66,10 @@ class Server:
     async def request(self, method: str, url: str, body: Any = None, **_: object) -> Answer:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
-        await asyncio.sleep(3600 if self.hangs else 0)
+        try:
+            await asyncio.sleep(3600 if self.hangs else 0)
+        finally:
+            await asyncio.sleep(self.ends_late_s)
         self.at_once -= 1
         return self._answer(method, url, body)
 
@@ -78,6 +83,8 @@ class Server:
             return Answer(200, self.job)
         if method == "GET":
             return Answer(404, {"message": "no copy of a key is there yet"})
+        if method in ("PATCH", "DELETE"):
+            return self._change(method, url.partition("?")[0].rpartition("/")[2], body)
         assert method == "POST"
         if "dryRun" in parse_qs(urlsplit(url).query):
             self.asked.append("dry run")
@@ -91,6 +98,14 @@ class Server:
         if body["kind"] == "Pod":
             self.pods[body["metadata"]["name"]] = stored
         return Answer(201, stored)
+
+    def _change(self, method: str, pod: str, body: Any) -> Answer:
+        self.asked.append(f"{method} {pod}")
+        if method in self.broken:
+            return Answer(500, {"message": "it was done, and the answer is lost"})
+        changed = self.running(pod) if method == "DELETE" else merged(self.running(pod), body)
+        self.pods[pod] = changed
+        return Answer(200, changed)
 
     def running(self, pod: str) -> dict[str, Any]:
         """The pod once it has a node."""
@@ -268,6 +283,32 @@ async def test_what_another_replica_released_is_no_loss_when_this_one_leads_agai
     assert server.job["status"]["rollout"]["desiredReplicas"] == 3
 
 
+async def test_what_was_released_is_no_loss_though_its_answer_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a replica that lost the lead amid it, and leads again before anybody else did."""
+    monkeypatch.setattr(client_module, "RETRY_S", 0.0)
+    reconciler, server, cache = operator()
+    server.job["spec"]["scaling"] = {"mode": "Manual"}
+    server.job["metadata"]["resourceVersion"] = "2"
+    cache.observe(JOB, server.job)
+    await reconciler.reconcile(KEY)
+    for pod in list(server.pods):
+        cache.observe(POD, server.running(pod))
+    await reconciler.reconcile(KEY)
+    server.job["spec"]["rollout"]["replicas"] = 2
+    server.job["metadata"] |= {"generation": 2, "resourceVersion": "1000"}
+    cache.observe(JOB, server.job)
+    server.broken = {"DELETE"}
+    with pytest.raises(ApiError):
+        await reconciler.reconcile(KEY)
+    released = next(what for what in server.asked if what.startswith("DELETE")).partition(" ")[2]
+    server.broken = set()
+    gone = server.running(released)
+    gone["metadata"]["resourceVersion"] = "2000"
+    cache.observe(POD, gone, deleted=True)
+    await reconciler.reconcile(KEY)
+    assert server.job["status"]["rollout"].get("preemptions", 0) == 0
+
+
 async def test_a_status_that_was_decided_before_another_replica_led_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -295,6 +336,20 @@ async def test_a_reconcile_that_hangs_ends_with_the_lead() -> None:
     await asyncio.wait({work}, timeout=0.2)
     assert reconciler.longest() == 0
     assert not work.done()
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+
+
+async def test_a_lead_that_is_lost_while_a_reconcile_ends_late_is_no_fault() -> None:
+    """It ended the operator."""
+    reconciler, server, _ = operator()
+    server.hangs, server.ends_late_s = True, 0.2
+    work = asyncio.create_task(reconciler.work(lambda: asyncio.sleep(0)))
+    await asyncio.wait({work}, timeout=0.2)
+    reconciler.stand_by()
+    await asyncio.sleep(0.05)
+    assert reconciler.longest() > 0
+    reconciler.stand_by()
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
 

@@ -13,7 +13,9 @@ from polyrl.worker import Role
 S, P, B = PodState.SERVING, PodState.PENDING, PodState.STARTING
 
 
-def replaced(build: Any, old: str, new: str, *, boundary: bool, update: dict[str, Any] | None = None) -> list[str]:
+def replaced(
+    build: Any, old: str, new: str, *, boundary: bool | None, update: dict[str, Any] | None = None
+) -> list[str]:
     """Of a desired fleet of 3; letters are states of pods with the old and with the new template."""
     ctx = build.ctx(build.job({"update": update or {}}))
     newest, states = ctx.hashes.templates[Role.ROLLOUT], {"s": S, "p": P, "b": B, "f": PodState.FAILED}
@@ -27,6 +29,7 @@ def replaced(build: Any, old: str, new: str, *, boundary: bool, update: dict[str
 @pytest.mark.parametrize(
     ("old", "new", "boundary", "expected"),
     [
+        pytest.param("spb", "", None, "", id="none for a template that nobody has agreed to"),
         pytest.param("", "sss", True, "", id="all new"),
         pytest.param("ssp", "", False, "2", id="a pod without a node goes at once"),
         pytest.param("ssb", "", False, "", id="amid a step nobody else goes"),
@@ -37,7 +40,7 @@ def replaced(build: Any, old: str, new: str, *, boundary: bool, update: dict[str
         pytest.param("ssf", "", True, "", id="a failed one is no live one"),
     ],
 )
-def test_who_makes_way(build: Any, old: str, new: str, boundary: bool, expected: str) -> None:
+def test_who_makes_way(build: Any, old: str, new: str, boundary: bool | None, expected: str) -> None:
     assert "".join(replaced(build, old, new, boundary=boundary)) == expected
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.actions import Annotate, Apply, Create, Delete, MakeKeys, SuspendTrainer
+from polyrl.cluster.actions import Annotate, Apply, Create, Delete, LimitRestarts, MakeKeys, SuspendTrainer
 from polyrl.cluster.fleet.singletons import (
     MANAGER_PACE_S,
     children,
@@ -72,6 +72,13 @@ def test_manager_that_still_answers_is_kept_though_its_node_seems_dead(build: An
         pytest.param(RUNS, STOPPED | {"terminating": 1}, [], id="changed, but pods still end"),
         pytest.param(RUNS, STOPPED | {"stopped": False}, [], id="changed, but its controller has not stopped it"),
         pytest.param(SUSPENDED, {"complete_at": 1.0}, [], id="complete"),
+        pytest.param(RUNS, {"failed_at": 1.0, "active": 0}, [Delete], id="it could not go on, and was edited"),
+        pytest.param(SUSPENDED, {"failed_at": 1.0, "active": 0}, [Delete], id="it could not go on"),
+        pytest.param(RUNS, {"failed_at": 1.0, "terminating": 1}, [], id="it could not go on, but a pod still ends"),
+        pytest.param(FAILED, {"failed_at": 1.0, "active": 0}, [], id="it has failed"),
+        pytest.param(RUNS, {"backoff_limit": 3}, [], id="as many restarts as it may have"),
+        pytest.param(RUNS, {"backoff_limit": 2}, [LimitRestarts], id="more restarts than it was made with"),
+        pytest.param(SUSPENDED, {"backoff_limit": 2, "suspended": True}, [], id="more once it goes on"),
         pytest.param(SUSPENDED, {"deleting": True}, [], id="being deleted"),
     ],
 )

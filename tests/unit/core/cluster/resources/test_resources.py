@@ -245,7 +245,7 @@ def test_the_trainers_ends() -> None:
         ("Ignore", None),
         ("Ignore", [143]),
         ("Count", [1]),
-        ("FailJob", [1, 2]),
+        ("FailJob", [1, 2, 78]),
     ]
     assert rules[0]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert {rule["onExitCodes"]["containerName"] for rule in (rules[1], rules[3])} == {"trainer"}
@@ -590,6 +590,18 @@ def test_what_makes_no_other_pods_leaves_their_hash(change: dict[str, Any]) -> N
         ),
         pytest.param({"trainer": {"graceSeconds": 60}}, {Role.TRAINER, Role.RESERVED}, id="its grace"),
         pytest.param({"trainer": {"reservedMemFraction": 0.2}}, {Role.TRAINER, Role.RESERVED}, id="its engine's share"),
+        pytest.param({"trainer": {"reservedSleep": "always"}}, {Role.TRAINER, Role.RESERVED}, id="its engine's sleep"),
+        pytest.param({"rollout": {"weightDeltas": "Never"}}, {Role.TRAINER, Role.RESERVED}, id="what it publishes"),
+        pytest.param(
+            {"rollout": {"mooncake": {"clearText": "Accepted"}}},
+            {Role.TRAINER, Role.RESERVED},
+            id="by what it publishes",
+        ),
+        pytest.param(
+            {"failurePolicy": {"rules": [{"action": "Count", "onExitCodes": {"operator": "In", "values": [1]}}]}},
+            {Role.TRAINER, Role.RESERVED},
+            id="which of its ends count",
+        ),
         pytest.param({"manager": {"template": template()}}, {Role.MANAGER}, id="the manager's template"),
         pytest.param({"recipe": {"seed": 2}}, {Role.TRAINER, Role.RESERVED}, id="the recipe"),
     ],
