@@ -9,9 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The stamp changes with what is to be installed, so a pull that changes dependencies reinstalls by itself.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
-# Tests wait for processes as often as they compute, so four of them keep two cores busy. A file's tests stay together,
+# Tests wait for processes as often as they compute, so three of them keep two cores busy. A file's tests stay together,
 # because they share what they set up.
-WORKERS ?= 4
+WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Where the time went, for whoever looks for it.
 SLOWEST := --durations=25 --durations-min=5

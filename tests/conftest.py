@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
         if Path(__file__).parent / "properties" in item.path.parents:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """Blames who leaves torch without gradients, once; else each later test of its process that learns would fail."""
+    done = yield
+    torch = sys.modules.get("torch")
+    if torch is not None and not torch.is_grad_enabled():
+        torch.set_grad_enabled(True)
+        raise AssertionError("this test left torch without gradients")
+    return done
 
 
 def pytest_unconfigure() -> None:

@@ -531,7 +531,7 @@ def test_a_server_that_cannot_serve_is_not_asked_again(loads: str, environment: 
 async def test_who_stops_waiting_leaves_no_process(environment: Mapping[str, str]) -> None:
     forks = ForkServer.start([], environment)
     asked = asyncio.create_task(forks.fork_beside([sys.executable, "-m", "sleeps"], environment, OutputFiles(1, 2)))
-    await asyncio.sleep(0.05)  # it loads
+    await asyncio.sleep(0)  # it is asked, and cannot have answered
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
