@@ -19,6 +19,7 @@ from polyrl.testing.fake_operator import SETTINGS
 from polyrl.testing.finished_steps import finished_step
 from polyrl.testing.job_values import raw_job
 from polyrl.worker import Role
+from tests.unit.core.cluster.scenario import Scenario, running
 
 NOW = 1_000_000.0
 
@@ -122,3 +123,9 @@ class Build:
 @pytest.fixture
 def build() -> Build:
     return Build()
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    """A running job of three rollouts."""
+    return running(raw_job())
