@@ -9,6 +9,7 @@ ttlSecondsAfterFinished after the end     -> the PolyRLJob itself is deleted
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -27,6 +28,10 @@ END_MESSAGE_LENGTH: Final = 1024
 
 END_UNSEEN_S: Final = 10.0
 """How long the end of a failed Job's pod may be unseen, for they are seen apart: it says what the failure means."""
+
+
+_CANNOT_GO_ON: Final = re.compile(rf"Container {Role.TRAINER.value} for pod .* exit code {CANNOT_GO_ON_EXIT} ")
+"""The Job controller's words for a rule of `podFailurePolicy`."""
 
 
 class LifecycleStage(Enum):
@@ -72,7 +77,7 @@ def lifecycle(ctx: ReconcileContext) -> Lifecycle:
     trainer = ctx.facts.trainer
     if trainer is not None and trainer.complete_at is not None:
         return Lifecycle(LifecycleStage.COMPLETE, trainer.complete_at)
-    if trainer is not None and trainer.failed_at is not None and not cannot_go_on(ctx):
+    if trainer is not None and trainer.failed_at is not None and not cannot_go_on(ctx, trainer):
         ended = [pod.ended for pod in ctx.facts.of_role(Role.TRAINER)]
         if not (ended and all(ended)) and ctx.now < trainer.failed_at + END_UNSEEN_S:
             return Lifecycle(LifecycleStage.RUNS, due=trainer.failed_at + END_UNSEEN_S)
@@ -91,13 +96,18 @@ def lifecycle(ctx: ReconcileContext) -> Lifecycle:
     return Lifecycle(LifecycleStage.RUNS, due=due)
 
 
-def cannot_go_on(ctx: ReconcileContext) -> bool:
-    """The trainer's Job failed since the trainer could not go on from what is saved; known from the status as well, for
-    its pod may be gone."""
-    before = ctx.status.condition("Accepted")
-    known = before is not None and before.reason == AcceptedReason.CANNOT_GO_ON
-    pod = _culprit(ctx)
-    return known or (pod is not None and any(end.code == CANNOT_GO_ON_EXIT for end in pod.exits))
+def cannot_go_on(ctx: ReconcileContext, trainer: TrainerFacts) -> bool:
+    """The trainer's Job failed since the trainer does not go on from what is saved: it said so, or ended no step of a
+    job that had ended some before it was edited. Pods may be gone, with their nodes: then the Job's words say what it
+    said, or TrainerReady, which no wrong edit changes."""
+    before, pod, stepped_at = ctx.status.condition("TrainerReady"), _culprit(ctx), unix(ctx.status.manager.step_time)
+    if before is not None and before.reason == AcceptedReason.CANNOT_GO_ON:
+        return True
+    if ctx.status.manager.step > 0 and stepped_at is not None and stepped_at < trainer.created_at:
+        return True
+    ends = () if pod is None else pod.exits
+    in_words = _CANNOT_GO_ON.match(trainer.failed_message) is not None
+    return in_words or any((end.container, end.code) == (Role.TRAINER, CANNOT_GO_ON_EXIT) for end in ends)
 
 
 def is_edited(ctx: ReconcileContext, trainer: TrainerFacts) -> bool:
