@@ -17,6 +17,7 @@ import msgspec
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
+from polyrl.cluster.fair_queue import Urgency
 from polyrl.cluster.observation.facts import ChildFacts, ClaimFacts, NodeFacts, PodFacts, TrainerFacts
 from polyrl.cluster.observation.job import UNREADABLE, child_facts, claim_facts, node_facts, pod_facts, trainer_facts
 from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind
@@ -132,14 +133,15 @@ def _job(raw: Object) -> Object:
     return kept | {part: raw[part] for part in ("spec", "status", UNREADABLE) if part in raw}
 
 
-def _is_urgent(kind: ResourceKind, old: CachedObject | None, new: CachedObject | None) -> bool:
-    """True for what is no part of a beginning: a pod ends or is to end, its node changes, the job is edited."""
+def _urgency(kind: ResourceKind, old: CachedObject | None, new: CachedObject | None) -> Urgency:
+    """Of what is no part of a beginning: a pod ends or is to end, its node changes, the job is edited."""
     if kind is JOB:
-        return old is not None
+        return Urgency.NONE if old is None else Urgency.EDIT
     if kind is not POD:
-        return kind in (NODE, CLAIM)
+        return Urgency.LOSS if kind in (NODE, CLAIM) else Urgency.NONE
     pod: PodFacts | None = None if new is None else new.content
-    return pod is None or pod.ended or pod.deletion_at is not None or bool(pod.disruption)
+    ends = pod is None or pod.ended or pod.deletion_at is not None or bool(pod.disruption)
+    return Urgency.LOSS if ends else Urgency.NONE
 
 
 class Cache:
@@ -150,9 +152,9 @@ class Cache:
         self,
         wake: Callable[[JobKey], None],
         clock: Callable[[], float] = time.monotonic,
-        hurry: Callable[[JobKey], None] | None = None,
+        hurry: Callable[[JobKey, Urgency], None] | None = None,
     ) -> None:
-        self._wake, self._clock, self._hurry = wake, clock, hurry or wake
+        self._wake, self._clock, self._hurry = wake, clock, hurry or (lambda key, _: wake(key))
         self._expectations = Expectations()
         self._objects: dict[Place, CachedObject] = {}
         self._of_job: defaultdict[JobKey, dict[Place, CachedObject]] = defaultdict(dict)
@@ -178,9 +180,9 @@ class Cache:
             return False
         concerned = self._replace(place, old, new)
         if not quiet:
-            wake = self._hurry if _is_urgent(kind, old, new) else self._wake
+            urgency = _urgency(kind, old, new)
             for key in concerned:
-                wake(key)
+                self._wake(key) if urgency is Urgency.NONE else self._hurry(key, urgency)
         return old is not new
 
     def forget_absent(self, kind: ResourceKind, namespace: str | None, listed: set[str], version: int) -> int:

@@ -145,7 +145,7 @@ def test_heartbeats_wake_nobody_and_changes_wake_only_whom_they_concern(cache: C
 
 def test_ends_are_urgent_and_beginnings_are_not() -> None:
     woken: list[str] = []
-    cache = Cache(lambda key: woken.append("add"), hurry=lambda key: woken.append("hurry"))
+    cache = Cache(lambda key: woken.append("add"), hurry=lambda key, urgency: woken.append(urgency.name))
     cache.observe(JOB, job())
     cache.observe(POD, pod("p", 5))
     cache.observe(POD, pod("p", 6, node="n", phase="Running"))
@@ -156,7 +156,7 @@ def test_ends_are_urgent_and_beginnings_are_not() -> None:
     cache.observe(POD, ends)
     cache.observe(POD, pod("p", 9, node="n", phase="Failed"), deleted=True)
     cache.observe(JOB, job(10, suspend=True))
-    assert woken == ["add"] * 3 + ["hurry"] * 4
+    assert woken == ["add"] * 3 + ["LOSS"] * 3 + ["EDIT"]
 
 
 def test_a_claim_wakes_the_jobs_on_its_node(cache: Cache, woken: list[JobKey], clock: Clock) -> None:
