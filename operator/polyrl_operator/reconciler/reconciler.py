@@ -237,6 +237,7 @@ class Reconciler:
         state = self._states.get(key)
         if state is None or state.uid != uid:
             state = self._states[key] = JobState(uid)
+            self._queue.forget_failures(key)
         return state
 
     def _forget(self, key: JobKey) -> None:
@@ -246,7 +247,7 @@ class Reconciler:
 
     def _failed(self, key: JobKey, error: Exception | None) -> None:
         self._metrics.reconciles.labels("not_leader" if isinstance(error, NotLeader) else "failed").inc()
-        pause = round(self._queue.failed(key), 1)
+        pause = round(self._queue.failed(key, error.retry_after_s if isinstance(error, ApiError) else 0.0), 1)
         if error is not None:
             log.warning("reconcile failed", job=str(key), error=str(error) or type(error).__name__, retry_s=pause)
 

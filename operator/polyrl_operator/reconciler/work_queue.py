@@ -126,15 +126,20 @@ class WorkQueue:
         self._not_before[key] = self._clock() + SPACING_S
         self._release(key)
 
-    def failed(self, key: JobKey) -> float:
-        """Its reconcile failed; the seconds until the next if nothing happens."""
+    def failed(self, key: JobKey, least_s: float = 0.0) -> float:
+        """Its reconcile failed; the seconds until the next if nothing happens: `least_s`, up to MAX_BACKOFF_S."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         pause = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16)) * random.uniform(1, 1.5)
+        pause = max(pause, min(least_s, MAX_BACKOFF_S))
         now = self._clock()
         self._not_before[key] = now + MIN_PAUSE_S
         self._release(key)
         self.wake_at(key, now + pause)
         return pause
+
+    def forget_failures(self, key: JobKey) -> None:
+        """They were of a job that had this name before."""
+        self._failures.pop(key, None)
 
     def gone(self, key: JobKey) -> None:
         """Its reconcile found no job."""
