@@ -96,15 +96,9 @@ def _admitted(ctx: ReconcileContext) -> Acceptance:
     elif ctx.now < asked_at + DRY_RUN_RETRY_S:
         state = replace(ctx.state, dry_run_at=asked_at)
         return Acceptance(False, reason, message=message, makes_pods=False, state=state, due=asked_at + DRY_RUN_RETRY_S)
-    return Acceptance(
-        verdict=None if answer is None else False,
-        reason=reason,
-        message=message,
-        makes_pods=False,
-        dry_run=DryRun(_probes(ctx), ctx.facts.generation),
-        state=replace(ctx.state, dry_run_at=ctx.now),
-        due=None if answer is None else ctx.now + DRY_RUN_RETRY_S,
-    )
+    verdict, due = (None, None) if answer is None else (False, ctx.now + DRY_RUN_RETRY_S)
+    asked, state = DryRun(_probes(ctx), ctx.facts.generation), replace(ctx.state, dry_run_at=ctx.now)
+    return Acceptance(verdict, reason, message=message, makes_pods=False, dry_run=asked, state=state, due=due)
 
 
 def _yes(ctx: ReconcileContext, written: str, warning: str) -> Acceptance:

@@ -3,8 +3,7 @@
 With one queue for all, whoever adds without end delays everybody by what he added. Here a tenant with something
 waiting gets his turn before any other has two, and none holds more than `most` turns at once, `beside` of them while
 others have something waiting or a turn: his turns leave room for the others', and share less of the one thread. Keys
-leave every second turn of their tenant to his less urgent ones, so that these come in the end. A plain value: no clock,
-no waiting.
+leave every second turn of their tenant to his less urgent ones, and these come in the end. A plain value: no clock.
 """
 
 from __future__ import annotations
@@ -21,9 +20,11 @@ class Urgency(IntEnum):
     """The most urgent first."""
 
     LOSS = 0
-    """A notice may leave seconds."""
+    """A pod goes, and its notice may leave seconds."""
     EDIT = 1
+    """Somebody waits for what he wrote."""
     NONE = 2
+    """Any other cause."""
 
 
 class FairQueue(Generic[Key]):

@@ -49,9 +49,6 @@ class LifecycleStage(Enum):
     """The trainer's Job failed, or the job's deadline passed."""
 
 
-ENDED = (LifecycleStage.COMPLETE, LifecycleStage.FAILED)
-
-
 @dataclass(frozen=True)
 class Lifecycle:
     """The stage, and when time alone may change it."""
@@ -63,7 +60,7 @@ class Lifecycle:
 
     @property
     def ended(self) -> bool:
-        return self.stage in ENDED
+        return self.stage in (LifecycleStage.COMPLETE, LifecycleStage.FAILED)
 
 
 def lifecycle(ctx: ReconcileContext) -> Lifecycle:
@@ -101,13 +98,11 @@ def cannot_go_on(ctx: ReconcileContext, trainer: TrainerFacts) -> bool:
     job that had ended some before it was edited. Pods may be gone, with their nodes: then the Job's words say what it
     said, or TrainerReady, which no wrong edit changes."""
     before, pod, stepped_at = ctx.status.condition("TrainerReady"), _culprit(ctx), unix(ctx.status.manager.step_time)
-    if before is not None and before.reason == AcceptedReason.CANNOT_GO_ON:
-        return True
-    if ctx.status.manager.step > 0 and stepped_at is not None and stepped_at < trainer.created_at:
-        return True
-    ends = () if pod is None else pod.exits
+    known = before is not None and before.reason == AcceptedReason.CANNOT_GO_ON
+    ended_none = ctx.status.manager.step > 0 and stepped_at is not None and stepped_at < trainer.created_at
     in_words = _CANNOT_GO_ON.match(trainer.failed_message) is not None
-    return in_words or any((end.container, end.code) == (Role.TRAINER, CANNOT_GO_ON_EXIT) for end in ends)
+    ends = {(end.container, end.code) for end in (() if pod is None else pod.exits)}
+    return known or ended_none or in_words or (Role.TRAINER, CANNOT_GO_ON_EXIT) in ends
 
 
 def is_edited(ctx: ReconcileContext, trainer: TrainerFacts) -> bool:
