@@ -20,6 +20,7 @@ from polyrl.cluster.actions import Object
 from polyrl.cluster.fair_queue import Urgency
 from polyrl.cluster.observation.facts import ChildFacts, ClaimFacts, NodeFacts, PodFacts, TrainerFacts
 from polyrl.cluster.observation.job import UNREADABLE, child_facts, claim_facts, node_facts, pod_facts, trainer_facts
+from polyrl.worker import Role
 from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind
 
 ANNOTATIONS: Final = ("polyrl.dev/", "karpenter.sh/")
@@ -133,6 +134,10 @@ def _job(raw: Object) -> Object:
     return kept | {part: raw[part] for part in ("spec", "status", UNREADABLE) if part in raw}
 
 
+def _may_save(pod: PodFacts) -> bool:
+    return pod.role is Role.TRAINER and not pod.ended
+
+
 def _urgency(kind: ResourceKind, old: CachedObject | None, new: CachedObject | None) -> Urgency:
     """Of what is no part of a beginning: a pod ends or is to end, its node changes, the job is edited."""
     if kind is JOB:
@@ -225,11 +230,13 @@ class Cache:
         return raw
 
     def pods(self, key: JobKey, job_uid: str) -> list[PodFacts]:
-        """Pods of this job, and not of a namesake that was deleted. One whose deletion was accepted is being deleted,
-        even if the watch has not reported it yet."""
+        """Pods of this job, and not of a namesake that was deleted, but for a trainer's that may still write to their
+        volume when their Job is gone. One whose deletion was accepted is being deleted, even if the watch has not
+        reported it yet."""
         trainer = self._trainer(key, job_uid)
         owners = {job_uid, job_uid if trainer is None else trainer.uid}
-        found = [held for held in self._children(key, POD.name) if held.owner in owners and held.content is not None]
+        ours = (held for held in self._children(key, POD.name) if held.owner and held.content is not None)
+        found = [held for held in ours if held.owner in owners or _may_save(held.content)]
         return [
             replace(held.content, deletion_at=time.time())
             if held.content.deletion_at is None and self._deletion_expected(held)

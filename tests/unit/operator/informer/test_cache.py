@@ -199,6 +199,24 @@ def test_pods_of_the_trainer_belong_to_its_job(cache: Cache) -> None:
     assert cache.trainer(KEY, "other-uid") is None
 
 
+@pytest.mark.parametrize(
+    ("phase", "owner", "seen"),
+    [("Running", "trainer-uid", True), ("Failed", "trainer-uid", False), ("Running", "", False)],
+    ids=["it saves", "it has ended", "it is nobody's"],
+)
+def test_a_pod_that_outlives_the_trainer_s_job_is_seen_until_it_ends(
+    cache: Cache, phase: str, owner: str, seen: bool
+) -> None:
+    """Somebody deletes the Job: another one, and its pod, were made beside the pod that still wrote a checkpoint."""
+    labels = {"polyrl.dev/job-name": "j", "polyrl.dev/role": "trainer"}
+    cache.observe(TRAINER, pod("j-trainer", 3, uid="trainer-uid"))
+    cache.observe(POD, pod("j-trainer-0-abc", 4, owner=owner, labels=labels, phase=phase))
+    cache.observe(TRAINER, pod("j-trainer", 5, uid="trainer-uid"), deleted=True)
+    assert names(cache) == ({"j-trainer-0-abc"} if seen else set())
+    cache.observe(TRAINER, pod("j-trainer", 6, uid="another-uid"))
+    assert names(cache) == ({"j-trainer-0-abc"} if seen else set())
+
+
 def test_a_deletion_of_ours_shows_until_its_end_or_until_it_is_overdue(cache: Cache, clock: Clock) -> None:
     cache.observe(POD, pod("p", 3))
     cache.expect_deletion("uid-p")
