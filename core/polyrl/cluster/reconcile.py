@@ -106,8 +106,7 @@ def _unchanged(ctx: ReconcileContext) -> ScaleDecision:
 def _act(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
     """Actions in order, and moments at which time alone may ask for more."""
     forced, forced_due = forced_deletions(assessment.ctx)
-    runs = assessment.lifecycle.stage is LifecycleStage.RUNS
-    actions, dues = _run(assessment) if runs else _stop(assessment)
+    actions, dues = _run(assessment) if assessment.lifecycle.stage is LifecycleStage.RUNS else _stop(assessment)
     return [*actions, *forced], [*dues, forced_due, assessment.accepted.due, assessment.lifecycle.due]
 
 

@@ -119,8 +119,7 @@ class Executor:
     def _denied(self, owner: Owner, action: Action, error: ApiError, result: ExecutionResult) -> None:
         """What else is to be done is done: a policy that came later would hold up the release of machines."""
         result.denied = True
-        event = actions.RecordEvent(EventReason.REFUSED, f"{action}: {error}", type="Warning")
-        self._events.record(owner, event)
+        self._events.record(owner, actions.RecordEvent(EventReason.REFUSED, f"{action}: {error}", type="Warning"))
 
     async def _one(self, owner: Owner, action: Action, result: ExecutionResult, own_slots: asyncio.Semaphore) -> None:
         match action:

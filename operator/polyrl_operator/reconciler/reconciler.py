@@ -188,8 +188,7 @@ class Reconciler:
         self._metrics.decided(key, decided.status)
         if decided.wake_at is not None:
             self._queue.wake_at(key, time.monotonic() + max(0.0, decided.wake_at - self._now()))
-        status = decided.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return status, done.dry_run is not None
+        return decided.status.model_dump(mode="json", by_alias=True, exclude_none=True), done.dry_run is not None
 
     def _observe(self, key: JobKey, raw: Object, state: JobState) -> JobFacts:
         pods = self._cache.pods(key, state.uid)
