@@ -107,14 +107,14 @@ def _act(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
     """Actions in order, and moments at which time alone may ask for more."""
     forced, forced_due = forced_deletions(assessment.ctx)
     actions, dues = _run(assessment) if assessment.lifecycle.stage is LifecycleStage.RUNS else _stop(assessment)
-    return [*actions, *forced], [*dues, forced_due, assessment.accepted.due, assessment.lifecycle.due]
+    asked = [] if assessment.accepted.dry_run is None else [assessment.accepted.dry_run]
+    return [*asked, *actions, *forced], [*dues, forced_due, assessment.accepted.due, assessment.lifecycle.due]
 
 
 def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
     ctx, accepted = assessment.ctx, assessment.accepted
-    dry_run: list[Action] = [accepted.dry_run] if accepted.dry_run is not None else []
     if not accepted.makes_pods and ctx.status.start_time is None:
-        return dry_run, []
+        return [], []
     manager_actions, manager_due = singletons.manager(ctx) if ctx.wants_manager else ([], None)
     # While the run ends, rollouts leave by themselves, and none is replaced.
     desired = 0 if ctx.finishing else assessment.scale.desired_replicas
@@ -142,7 +142,7 @@ def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
         actions = _without_new(actions)
         manager_actions = manager_actions if singletons.trainer_lives(ctx) else _without_new(manager_actions)
     dues = [manager_due, renewal_due, plan.due, stall_due(assessment), stale_at(ctx)]
-    return [*dry_run, *manager_actions, *actions, *fleet_events(assessment, plan)], dues
+    return [*manager_actions, *actions, *fleet_events(assessment, plan)], dues
 
 
 def _without_new(actions: Iterable[Action]) -> list[Action]:
