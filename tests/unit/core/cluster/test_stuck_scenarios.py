@@ -100,17 +100,18 @@ BACK_OFF = ("BackoffLimitExceeded", "Job has reached the specified backoff limit
 
 
 @pytest.mark.parametrize(
-    ("edited", "steps", "state"),
+    ("before", "edited", "steps", "state"),
     [
-        pytest.param(True, 0, "Pending", id="with the edit it never learned"),
-        pytest.param(True, 1, "Failed", id="it learned with the edit"),
-        pytest.param(False, 0, "Failed", id="nothing was edited"),
+        pytest.param(2, True, 0, "Pending", id="with the edit it never learned"),
+        pytest.param(2, True, 1, "Failed", id="it learned with the edit"),
+        pytest.param(2, False, 0, "Failed", id="nothing was edited"),
+        pytest.param(0, True, 0, "Failed", id="it never learned"),
     ],
 )
-def test_an_edit_under_which_no_step_ends_waits_for_another(edited: bool, steps: int, state: str) -> None:
+def test_an_edit_under_which_no_step_ends_waits_for_another(before: int, edited: bool, steps: int, state: str) -> None:
     """Too little memory, or rows that nobody finds, ended the job for ever."""
     scenario = running(raw_job())
-    for _ in range(2):
+    for _ in range(before):
         scenario.step()
     scenario.cluster.edit(suspend=True)
     scenario.go(60)

@@ -244,6 +244,20 @@ async def test_a_loss_during_a_turn_or_soon_after_it_is_as_urgent() -> None:
     assert A in [await taken(queue), await taken(queue)]
 
 
+async def test_an_edit_makes_a_loss_no_less_urgent() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    queue.add(A)
+    assert await taken(queue) == A
+    queue.hurry(A)
+    queue.hurry(A, Urgency.EDIT)
+    for number in range(1000):
+        queue.hurry(JobKey("ns", str(number)), Urgency.EDIT)
+    queue.done(A)
+    clock.now += SPACING_S
+    assert A in [await taken(queue), await taken(queue)]
+
+
 async def test_slow_turns_of_one_namespace_leave_workers_to_others() -> None:
     queue, honest = WorkQueue(), JobKey("honest", "a")
     for number in range(1000):
