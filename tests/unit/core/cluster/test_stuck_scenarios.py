@@ -69,6 +69,7 @@ def test_a_wrong_edit_of_a_job_that_waits_ends_it_no_more_than_the_first(slip: d
     scenario.cluster.edit(rollout=before)
     scenario.go(20)
     assert (scenario.status.state, scenario.reason("Accepted")) == ("Pending", "CannotGoOn")
+    assert scenario.message()["Refused"] == 1, "what is refused for another reason is said, once"
     edit_recipe(scenario, algorithm={"steps": 20})
     scenario.go(40)
     assert (scenario.status.state, scenario.reason("Accepted")) == ("Running", "Valid")
