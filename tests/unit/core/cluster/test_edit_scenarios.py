@@ -104,6 +104,7 @@ def test_trainer_template_changed_while_it_runs(scenario: Scenario) -> None:
 @pytest.mark.parametrize(
     ("answer", "accepted"),
     [("", ("True", "Valid")), ("Pod j-r-0: image is not signed", ("False", "InvalidPodTemplate"))],
+    ids=["its pods fit", "its pods are refused"],
 )
 def test_an_edit_of_a_suspended_job_is_checked_before_it_goes_on(
     scenario: Scenario, answer: str, accepted: tuple[str, str]
