@@ -176,8 +176,7 @@ def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
 def engine_secret(owner: Owner, root: Object, pod: str, uid: str) -> Object:
     """The Secret of one rollout, owned by its pod, by which its agent speaks for that pod's engine alone."""
     reference = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
-    metadata = owner.metadata(pod, Role.ROLLOUT) | {"ownerReferences": [reference]}
-    return _secret(metadata, _agent_file(root, pod))
+    return _secret(owner.metadata(pod, Role.ROLLOUT) | {"ownerReferences": [reference]}, _agent_file(root, pod))
 
 
 def _agent_file(root: Object, engine: str) -> dict[str, str]:

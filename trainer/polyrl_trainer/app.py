@@ -116,7 +116,8 @@ class Arguments:
 async def run_trainer(arguments: Arguments) -> bool:
     """Runs to the end (True), or until SIGTERM (False). Raises UserError for the user's input, Superseded when another
     trainer has come, another PolyRLError for the rest."""
-    job = read_job(arguments.job)
+    with saved_stays(arguments.run, arguments.store):
+        job = read_job(arguments.job)
     if arguments.hand_over and was_done(arguments.run):
         await _report_done(arguments)
         return True
@@ -124,7 +125,7 @@ async def run_trainer(arguments: Arguments) -> bool:
     try:
         with closing(UserPools.start(job.spec.recipe, arguments.manifest_dir)) as pools:
             # Other ranks start, and workers import the user's code, while the data is read here.
-            with saved_stays(arguments.run):
+            with saved_stays(arguments.run, arguments.store):
                 prepared = prepare(job.spec, arguments.manifest_dir)
                 await pools.ready()
             done = await _run_prepared(arguments, job, prepared, pools, learners)
@@ -158,7 +159,7 @@ async def run_other_pod(arguments: Arguments) -> int:
 async def _run_prepared(
     arguments: Arguments, job: PolyRLJob, prepared: Prepared, pools: UserPools, learners: Learners
 ) -> bool:
-    with saved_stays(arguments.run):
+    with saved_stays(arguments.run, arguments.store):
         own = load_own(job.spec.recipe.algorithm, arguments.manifest_dir / job.spec.recipe.code.path)
         session, resumed_from = _open_session(
             arguments,
@@ -207,7 +208,7 @@ def _open_session(arguments: Arguments, job: PolyRLJob, files: ModelFiles) -> tu
         state = _resumed_state(resumed_from, job)
         checkpoints.adopt_finals(resumed_from)
     if arguments.hand_over:
-        refuse_other_run(arguments.run, arguments.job, begins=resumed_from is None)
+        refuse_other_run(arguments.run, arguments.job, stage=None if resumed_from is None else state.stage)
     behind = state.copy()
     behind.stage_done = state.stage_done and state.step >= steps_of(recipe, state.stage)[1]
     rewind_metrics(arguments.run / METRICS, behind)
@@ -279,7 +280,7 @@ async def _until_left(
     whole."""
     session = stages.session
     try:
-        with saved_stays(arguments.run, lambda: session.state.results.tokens_trained):
+        with saved_stays(arguments.run, arguments.store, lambda: session.state.results.tokens_trained):
             beside = stages.learners.watch(), session.saves.watch(), _stop_in_time(session)
             return await run_beside(main, *services, *beside)
     except PolyRLError as error:

@@ -39,7 +39,7 @@ RUNS_ON: Final = (
 
 CANNOT_GO_ON: Final = (
     "the trainer does not go on from its newest checkpoint with the job as it is written, and its log says why"
-    " (kubectl logs -l {}); edit the job, or suspend and resume it to try once more"
+    " (kubectl logs -l {}); edit the job, or suspend and resume it to try once more. Its Job ended so: {}"
 )
 
 DRY_ORDINAL: Final = 0
@@ -74,8 +74,8 @@ def acceptance(ctx: ReconcileContext) -> Acceptance:
     edited = is_edited(ctx, trainer)
     if trainer.failed_at is None and not trainer.suspended and edited:
         return Acceptance(False, AcceptedReason.IMMUTABLE_FIELD_CHANGED, message=RUNS_ON, makes_pods=True)
-    if trainer.failed_at is not None and not ctx.spec.suspend and not edited and cannot_go_on(ctx):
-        message = CANNOT_GO_ON.format(names.selector(ctx.facts.name, Role.TRAINER))
+    if trainer.failed_at is not None and not ctx.spec.suspend and not edited and cannot_go_on(ctx, trainer):
+        message = CANNOT_GO_ON.format(names.selector(ctx.facts.name, Role.TRAINER), trainer.failed_message)
         return Acceptance(False, AcceptedReason.CANNOT_GO_ON, message=message, makes_pods=False)
     return _admitted(ctx)
 
@@ -96,15 +96,9 @@ def _admitted(ctx: ReconcileContext) -> Acceptance:
     elif ctx.now < asked_at + DRY_RUN_RETRY_S:
         state = replace(ctx.state, dry_run_at=asked_at)
         return Acceptance(False, reason, message=message, makes_pods=False, state=state, due=asked_at + DRY_RUN_RETRY_S)
-    return Acceptance(
-        verdict=None if answer is None else False,
-        reason=reason,
-        message=message,
-        makes_pods=False,
-        dry_run=DryRun(_probes(ctx), ctx.facts.generation),
-        state=replace(ctx.state, dry_run_at=ctx.now),
-        due=None if answer is None else ctx.now + DRY_RUN_RETRY_S,
-    )
+    verdict, due = (None, None) if answer is None else (False, ctx.now + DRY_RUN_RETRY_S)
+    asked, state = DryRun(_probes(ctx), ctx.facts.generation), replace(ctx.state, dry_run_at=ctx.now)
+    return Acceptance(verdict, reason, message=message, makes_pods=False, dry_run=asked, state=state, due=due)
 
 
 def _yes(ctx: ReconcileContext, written: str, warning: str) -> Acceptance:

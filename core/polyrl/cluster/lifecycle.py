@@ -9,6 +9,7 @@ ttlSecondsAfterFinished after the end     -> the PolyRLJob itself is deleted
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -29,6 +30,10 @@ END_UNSEEN_S: Final = 10.0
 """How long the end of a failed Job's pod may be unseen, for they are seen apart: it says what the failure means."""
 
 
+_CANNOT_GO_ON: Final = re.compile(rf"Container {Role.TRAINER.value} for pod .* exit code {CANNOT_GO_ON_EXIT} ")
+"""The Job controller's words for a rule of `podFailurePolicy`."""
+
+
 class LifecycleStage(Enum):
     """The last two are for ever."""
 
@@ -44,9 +49,6 @@ class LifecycleStage(Enum):
     """The trainer's Job failed, or the job's deadline passed."""
 
 
-ENDED = (LifecycleStage.COMPLETE, LifecycleStage.FAILED)
-
-
 @dataclass(frozen=True)
 class Lifecycle:
     """The stage, and when time alone may change it."""
@@ -58,7 +60,7 @@ class Lifecycle:
 
     @property
     def ended(self) -> bool:
-        return self.stage in ENDED
+        return self.stage in (LifecycleStage.COMPLETE, LifecycleStage.FAILED)
 
 
 def lifecycle(ctx: ReconcileContext) -> Lifecycle:
@@ -72,7 +74,7 @@ def lifecycle(ctx: ReconcileContext) -> Lifecycle:
     trainer = ctx.facts.trainer
     if trainer is not None and trainer.complete_at is not None:
         return Lifecycle(LifecycleStage.COMPLETE, trainer.complete_at)
-    if trainer is not None and trainer.failed_at is not None and not cannot_go_on(ctx):
+    if trainer is not None and trainer.failed_at is not None and not cannot_go_on(ctx, trainer):
         ended = [pod.ended for pod in ctx.facts.of_role(Role.TRAINER)]
         if not (ended and all(ended)) and ctx.now < trainer.failed_at + END_UNSEEN_S:
             return Lifecycle(LifecycleStage.RUNS, due=trainer.failed_at + END_UNSEEN_S)
@@ -91,13 +93,16 @@ def lifecycle(ctx: ReconcileContext) -> Lifecycle:
     return Lifecycle(LifecycleStage.RUNS, due=due)
 
 
-def cannot_go_on(ctx: ReconcileContext) -> bool:
-    """The trainer's Job failed since the trainer could not go on from what is saved; known from the status as well, for
-    its pod may be gone."""
-    before = ctx.status.condition("Accepted")
+def cannot_go_on(ctx: ReconcileContext, trainer: TrainerFacts) -> bool:
+    """The trainer's Job failed since the trainer does not go on from what is saved: it said so, or ended no step of a
+    job that had ended some before it was edited. Pods may be gone, with their nodes: then the Job's words say what it
+    said, or TrainerReady, which no wrong edit changes."""
+    before, pod, stepped_at = ctx.status.condition("TrainerReady"), _culprit(ctx), unix(ctx.status.manager.step_time)
     known = before is not None and before.reason == AcceptedReason.CANNOT_GO_ON
-    pod = _culprit(ctx)
-    return known or (pod is not None and any(end.code == CANNOT_GO_ON_EXIT for end in pod.exits))
+    ended_none = ctx.status.manager.step > 0 and stepped_at is not None and stepped_at < trainer.created_at
+    in_words = _CANNOT_GO_ON.match(trainer.failed_message) is not None
+    ends = {(end.container, end.code) for end in (() if pod is None else pod.exits)}
+    return known or ended_none or in_words or (Role.TRAINER, CANNOT_GO_ON_EXIT) in ends
 
 
 def is_edited(ctx: ReconcileContext, trainer: TrainerFacts) -> bool:

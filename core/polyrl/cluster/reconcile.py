@@ -20,20 +20,11 @@ from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
 from polyrl.cluster.actions import Action, Annotate, Create, Delete, MakeEngineKeys, ReconcileResult, RenewCertificate
 from polyrl.cluster.autoscaling import ScaleDecision, between_steps, scale_decision, stale_at
+from polyrl.cluster.fleet import singletons
 from polyrl.cluster.fleet.certificate import renewal
 from polyrl.cluster.fleet.plan import ended_engines, fleet_plan, release_rollouts, rollout_keys, vanished
 from polyrl.cluster.fleet.pools import pool_views
 from polyrl.cluster.fleet.removal import forced_deletions
-from polyrl.cluster.fleet.singletons import (
-    children,
-    disrupted,
-    is_of_before,
-    manager,
-    stop_manager,
-    trainer,
-    trainer_lives,
-    trainer_numbers,
-)
 from polyrl.cluster.lifecycle import LifecycleStage, delete_after_ttl, lifecycle
 from polyrl.cluster.observation.context import ReconcileContext
 from polyrl.cluster.observation.exactly_once import LossCounter, loss_number_of, newly_counted
@@ -91,7 +82,7 @@ def _assess(ctx: ReconcileContext) -> Assessment:
         failed=tuple(failed),
         vanished=tuple(vanished(ctx, Role.ROLLOUT)) if counts else (),
         trainers_vanished=tuple(vanished(ctx, Role.TRAINER)) if counts else (),
-        trainers_disrupted=tuple(disrupted(ctx)) if counts else (),
+        trainers_disrupted=tuple(singletons.disrupted(ctx)) if counts else (),
     )
 
 
@@ -114,18 +105,17 @@ def _unchanged(ctx: ReconcileContext) -> ScaleDecision:
 
 def _act(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
     """Actions in order, and moments at which time alone may ask for more."""
-    stuck = forced_deletions(assessment.ctx)
-    runs = assessment.lifecycle.stage is LifecycleStage.RUNS
-    actions, dues = _run(assessment) if runs else _stop(assessment)
-    return [*actions, *stuck.actions], [*dues, stuck.due, assessment.accepted.due, assessment.lifecycle.due]
+    forced, forced_due = forced_deletions(assessment.ctx)
+    actions, dues = _run(assessment) if assessment.lifecycle.stage is LifecycleStage.RUNS else _stop(assessment)
+    asked = [] if assessment.accepted.dry_run is None else [assessment.accepted.dry_run]
+    return [*asked, *actions, *forced], [*dues, forced_due, assessment.accepted.due, assessment.lifecycle.due]
 
 
 def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
     ctx, accepted = assessment.ctx, assessment.accepted
-    dry_run: list[Action] = [accepted.dry_run] if accepted.dry_run is not None else []
     if not accepted.makes_pods and ctx.status.start_time is None:
-        return dry_run, []
-    manager_actions, manager_due = manager(ctx) if ctx.wants_manager else ([], None)
+        return [], []
+    manager_actions, manager_due = singletons.manager(ctx) if ctx.wants_manager else ([], None)
     # While the run ends, rollouts leave by themselves, and none is replaced.
     desired = 0 if ctx.finishing else assessment.scale.desired_replicas
     plan = fleet_plan(
@@ -138,21 +128,21 @@ def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
     )
     renewals, renewal_due = renewal(ctx)
     actions: list[Action] = [
-        *trainer(ctx, assessment.lifecycle),
-        *trainer_numbers(ctx, assessment.trainers_vanished),
+        *singletons.trainer(ctx, assessment.lifecycle),
+        *singletons.trainer_numbers(ctx, assessment.trainers_vanished),
         *plan.actions,
         *rollout_keys(ctx),
         *renewals,
         *ended_engines(ctx),
     ]
     if accepted.makes_pods:
-        manager_actions = [*children(ctx), *manager_actions]
+        manager_actions = [*singletons.children(ctx), *manager_actions]
     else:
         # The API server refused these pods, or has not agreed to them yet. A trainer that runs needs its manager.
         actions = _without_new(actions)
-        manager_actions = manager_actions if trainer_lives(ctx) else _without_new(manager_actions)
+        manager_actions = manager_actions if singletons.trainer_lives(ctx) else _without_new(manager_actions)
     dues = [manager_due, renewal_due, plan.due, stall_due(assessment), stale_at(ctx)]
-    return [*dry_run, *manager_actions, *actions, *fleet_events(assessment, plan)], dues
+    return [*manager_actions, *actions, *fleet_events(assessment, plan)], dues
 
 
 def _without_new(actions: Iterable[Action]) -> list[Action]:
@@ -170,9 +160,10 @@ def _stop(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
     why = _WHY_STOPPED.get(now.stage, "the job has ended")
     deletions, due = delete_after_ttl(ctx, now) if now.ended else ([], None)
     # Each goes once what needs it has ended: rollouts after the trainer, the manager after both.
-    leaving = [] if trainer_lives(ctx) else [(one, why) for one in assessment.fleet]
+    leaving = [] if singletons.trainer_lives(ctx) else [(one, why) for one in assessment.fleet]
     rollouts_released = release_rollouts(ctx, leaving)
-    return [*trainer(ctx, now), *rollouts_released, *stop_manager(ctx, why), *deletions], [due]
+    managers_released = singletons.stop_manager(ctx, why)
+    return [*singletons.trainer(ctx, now), *rollouts_released, *managers_released, *deletions], [due]
 
 
 def _next_state(assessment: Assessment, actions: Iterable[Action]) -> ReconcileState:
@@ -211,7 +202,7 @@ def _last_seen(assessment: Assessment, pod: PodFacts, deleted: set[str], loss_nu
     """A pod that had no node yet is no loss; one that we delete in this very reconcile, or deleted with a suspension of
     the trainer, is none either."""
     stops = assessment.lifecycle.stage is not LifecycleStage.RUNS
-    ours = stops or (pod.role is Role.TRAINER and is_of_before(assessment.ctx, pod))
+    ours = stops or (pod.role is Role.TRAINER and singletons.is_of_before(assessment.ctx, pod))
     known = ours or pod.uid in deleted or loss_number_of(pod) is not None
     return LastSeenPod(
         name=pod.name,

@@ -37,7 +37,7 @@ ATTEMPTS: Final = 4
 RETRY_S: Final = 0.2
 """Before the second attempt; doubles, with jitter."""
 MAX_RETRY_AFTER_S: Final = 5.0
-"""Longest Retry-After that is waited for in place; a longer one is left to the key's back-off."""
+"""Longest Retry-After that is waited for in place; a longer one lengthens the job's back-off."""
 AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 """Statuses that a later attempt may not meet."""
 PAGE: Final = 200

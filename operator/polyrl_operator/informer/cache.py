@@ -17,8 +17,10 @@ import msgspec
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Object
+from polyrl.cluster.fair_queue import Urgency
 from polyrl.cluster.observation.facts import ChildFacts, ClaimFacts, NodeFacts, PodFacts, TrainerFacts
 from polyrl.cluster.observation.job import UNREADABLE, child_facts, claim_facts, node_facts, pod_facts, trainer_facts
+from polyrl.worker import Role
 from polyrl_operator.api.kinds import CLAIM, JOB, NODE, POD, TRAINER, ResourceKind
 
 ANNOTATIONS: Final = ("polyrl.dev/", "karpenter.sh/")
@@ -132,14 +134,19 @@ def _job(raw: Object) -> Object:
     return kept | {part: raw[part] for part in ("spec", "status", UNREADABLE) if part in raw}
 
 
-def _is_urgent(kind: ResourceKind, old: CachedObject | None, new: CachedObject | None) -> bool:
-    """True for what is no part of a beginning: a pod ends or is to end, its node changes, the job is edited."""
+def _may_save(pod: PodFacts) -> bool:
+    return pod.role is Role.TRAINER and not pod.ended
+
+
+def _urgency(kind: ResourceKind, old: CachedObject | None, new: CachedObject | None) -> Urgency:
+    """Of what is no part of a beginning: a pod ends or is to end, its node changes, the job is edited."""
     if kind is JOB:
-        return old is not None
+        return Urgency.NONE if old is None else Urgency.EDIT
     if kind is not POD:
-        return kind in (NODE, CLAIM)
+        return Urgency.LOSS if kind in (NODE, CLAIM) else Urgency.NONE
     pod: PodFacts | None = None if new is None else new.content
-    return pod is None or pod.ended or pod.deletion_at is not None or bool(pod.disruption)
+    ends = pod is None or pod.ended or pod.deletion_at is not None or bool(pod.disruption)
+    return Urgency.LOSS if ends else Urgency.NONE
 
 
 class Cache:
@@ -150,9 +157,9 @@ class Cache:
         self,
         wake: Callable[[JobKey], None],
         clock: Callable[[], float] = time.monotonic,
-        hurry: Callable[[JobKey], None] | None = None,
+        hurry: Callable[[JobKey, Urgency], None] | None = None,
     ) -> None:
-        self._wake, self._clock, self._hurry = wake, clock, hurry or wake
+        self._wake, self._clock, self._hurry = wake, clock, hurry or (lambda key, _: wake(key))
         self._expectations = Expectations()
         self._objects: dict[Place, CachedObject] = {}
         self._of_job: defaultdict[JobKey, dict[Place, CachedObject]] = defaultdict(dict)
@@ -178,9 +185,9 @@ class Cache:
             return False
         concerned = self._replace(place, old, new)
         if not quiet:
-            wake = self._hurry if _is_urgent(kind, old, new) else self._wake
+            urgency = _urgency(kind, old, new)
             for key in concerned:
-                wake(key)
+                self._wake(key) if urgency is Urgency.NONE else self._hurry(key, urgency)
         return old is not new
 
     def forget_absent(self, kind: ResourceKind, namespace: str | None, listed: set[str], version: int) -> int:
@@ -223,11 +230,13 @@ class Cache:
         return raw
 
     def pods(self, key: JobKey, job_uid: str) -> list[PodFacts]:
-        """Pods of this job, and not of a namesake that was deleted. One whose deletion was accepted is being deleted,
-        even if the watch has not reported it yet."""
+        """Pods of this job, and not of a namesake that was deleted, but for a trainer's that may still write to their
+        volume when their Job is gone. One whose deletion was accepted is being deleted, even if the watch has not
+        reported it yet."""
         trainer = self._trainer(key, job_uid)
         owners = {job_uid, job_uid if trainer is None else trainer.uid}
-        found = [held for held in self._children(key, POD.name) if held.owner in owners and held.content is not None]
+        ours = (held for held in self._children(key, POD.name) if held.owner and held.content is not None)
+        found = [held for held in ours if held.owner in owners or _may_save(held.content)]
         return [
             replace(held.content, deletion_at=time.time())
             if held.content.deletion_at is None and self._deletion_expected(held)
@@ -341,8 +350,7 @@ class Expectations:
     def ended(self, place: Place, uid: str, version: int, now: float) -> None:
         """What had this name was gone by `version`."""
         self._deletions.pop(uid, None)
-        newest = max(version, self._tombstones.pop(place, (0.0, 0))[1])
-        self._tombstones[place] = (now + TOMBSTONE_TTL_S, newest)
+        self._tombstones[place] = (now + TOMBSTONE_TTL_S, max(version, self._tombstones.pop(place, (0.0, 0))[1]))
         # The oldest come first: thousands of ends within the time cost no look at all of them for each.
         while self._tombstones[oldest := next(iter(self._tombstones))][0] <= now:
             del self._tombstones[oldest]

@@ -84,7 +84,8 @@ class Resync:
             except PolyRLError as error:
                 log.warning("resync failed", error=str(error))
                 self._requested.set()
-                await asyncio.sleep(RESYNC_RETRY_S)
+                asked_s = error.retry_after_s if isinstance(error, ApiError) else 0.0
+                await asyncio.sleep(min(max(RESYNC_RETRY_S, asked_s), PERIOD_S))
             else:
                 # Leadership may have gone, or come back, during the lists: then these do not count.
                 if self._leads and term == self._term:

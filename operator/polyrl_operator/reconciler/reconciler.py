@@ -44,13 +44,9 @@ STATUS_SPACING_S: Final = 2.0
 """Least time between two writes of one job's status while no count changes and no condition flips."""
 
 COUNTS: Final = (
-    ("rollout", "created"),
-    ("rollout", "preemptions"),
-    ("rollout", "failures"),
+    *(("rollout", field) for field in ("created", "preemptions", "failures")),
+    *(("trainer", field) for field in ("restarts", "disruptions", "failed")),
     ("manager", "created"),
-    ("trainer", "restarts"),
-    ("trainer", "disruptions"),
-    ("trainer", "failed"),
 )
 """Fields that later decisions rest on and that nothing else remembers."""
 
@@ -192,8 +188,7 @@ class Reconciler:
         self._metrics.decided(key, decided.status)
         if decided.wake_at is not None:
             self._queue.wake_at(key, time.monotonic() + max(0.0, decided.wake_at - self._now()))
-        status = decided.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return status, done.dry_run is not None
+        return decided.status.model_dump(mode="json", by_alias=True, exclude_none=True), done.dry_run is not None
 
     def _observe(self, key: JobKey, raw: Object, state: JobState) -> JobFacts:
         pods = self._cache.pods(key, state.uid)
@@ -237,6 +232,7 @@ class Reconciler:
         state = self._states.get(key)
         if state is None or state.uid != uid:
             state = self._states[key] = JobState(uid)
+            self._queue.forget_failures(key)
         return state
 
     def _forget(self, key: JobKey) -> None:
@@ -246,7 +242,7 @@ class Reconciler:
 
     def _failed(self, key: JobKey, error: Exception | None) -> None:
         self._metrics.reconciles.labels("not_leader" if isinstance(error, NotLeader) else "failed").inc()
-        pause = round(self._queue.failed(key), 1)
+        pause = round(self._queue.failed(key, error.retry_after_s if isinstance(error, ApiError) else 0.0), 1)
         if error is not None:
             log.warning("reconcile failed", job=str(key), error=str(error) or type(error).__name__, retry_s=pause)
 

@@ -2,7 +2,7 @@
 namespaces in turn, so that a flood of jobs in one delays the others by one reconcile.
 
 add(key)            something about the job changed; a thousand changes before its reconcile are one reconcile
-hurry(key)          the same, and it waits for no new jobs of its own namespace: a notice of preemption is short
+hurry(key)          the same, and it waits for no new jobs, nor for edits, of its own namespace: a notice is short
 wake_at(key, t)     reconcile again at t; only the earliest wake-up of a job counts
 done(key)           all went well: what happens to it in the next moment is one reconcile again
 failed(key)         it comes again later, each time later than before, or soon after a change
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from polyrl.cluster.fair_queue import FairQueue
+from polyrl.cluster.fair_queue import FairQueue, Urgency
 from polyrl_operator.informer.cache import JobKey
 
 MOST_OF_A_NAMESPACE: Final = 12
@@ -55,7 +55,7 @@ class WorkQueue:
         """Due now."""
         self._busy: set[JobKey] = set()
         self._added_while_busy: set[JobKey] = set()
-        self._urgent: set[JobKey] = set()
+        self._urgent: dict[JobKey, Urgency] = {}
         """Not taken since they were hurried."""
         self._failures: dict[JobKey, int] = {}
         self._not_before: dict[JobKey, float] = {}
@@ -84,12 +84,12 @@ class WorkQueue:
         elif key in self._busy:
             self._added_while_busy.add(key)
         else:
-            self._waiting.add(key.namespace, key, since=self._clock(), urgent=key in self._urgent)
+            self._waiting.add(key.namespace, key, since=self._clock(), urgency=self._urgent.get(key, Urgency.NONE))
             self._changed.set()
 
-    def hurry(self, key: JobKey) -> None:
-        """As `add`, before what waits of its namespace."""
-        self._urgent.add(key)
+    def hurry(self, key: JobKey, urgency: Urgency = Urgency.LOSS) -> None:
+        """As `add`, before what is less urgent of its namespace."""
+        self._urgent[key] = min(urgency, self._urgent.get(key, urgency))
         self.add(key)
 
     def wake_at(self, key: JobKey, when: float) -> None:
@@ -110,7 +110,7 @@ class WorkQueue:
             self._wake_due()
             if (key := self._waiting.take()) is not None:
                 self._busy.add(key)
-                self._urgent.discard(key)
+                self._urgent.pop(key, None)
                 self._taken_at = self._clock()
                 return key
             self._changed.clear()
@@ -126,21 +126,26 @@ class WorkQueue:
         self._not_before[key] = self._clock() + SPACING_S
         self._release(key)
 
-    def failed(self, key: JobKey) -> float:
-        """Its reconcile failed; the seconds until the next if nothing happens."""
+    def failed(self, key: JobKey, least_s: float = 0.0) -> float:
+        """Its reconcile failed; the seconds until the next if nothing happens: `least_s`, up to MAX_BACKOFF_S."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         pause = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16)) * random.uniform(1, 1.5)
+        pause = max(pause, min(least_s, MAX_BACKOFF_S))
         now = self._clock()
         self._not_before[key] = now + MIN_PAUSE_S
         self._release(key)
         self.wake_at(key, now + pause)
         return pause
 
+    def forget_failures(self, key: JobKey) -> None:
+        """They were of a job that had this name before."""
+        self._failures.pop(key, None)
+
     def gone(self, key: JobKey) -> None:
         """Its reconcile found no job."""
         for kept in (self._failures, self._not_before, self._wake_of):
             kept.pop(key, None)
-        self._urgent.discard(key)
+        self._urgent.pop(key, None)
         self._release(key)
 
     def _release(self, key: JobKey) -> None:

@@ -144,7 +144,8 @@ class FakeNodes:
 
     async def _trainer(self, event: str, job: Object) -> None:
         metadata, status = job["metadata"], job.get("status") or {}
-        if event == "DELETED" or status.get("completionTime"):
+        failed = any((one["type"], one["status"]) == ("Failed", "True") for one in status.get("conditions") or ())
+        if event == "DELETED" or status.get("completionTime") or failed:
             return
         there = self._pods_of(metadata["namespace"], metadata["name"])
         pods = [pod async for pod in there if pod["metadata"]["ownerReferences"][0]["uid"] == metadata["uid"]]

@@ -33,7 +33,9 @@ async def end_trainer(place: Any, code: int) -> None:
     status: dict[str, Any] = {"phase": "Failed", "containerStatuses": [container], "conditions": []}
     await place.client.patch(POD, place.namespace, name, {"status": status}, "status")
     kinds = ("FailureTarget", "Failed")
-    failed = [{"type": one, "status": "True", "reason": "PodFailurePolicy", "lastTransitionTime": at} for one in kinds]
+    words = f"Container trainer for pod {place.namespace}/{name} failed with exit code {code} matching FailJob rule"
+    why = {"reason": "PodFailurePolicy", "message": words, "lastTransitionTime": at}
+    failed = [{"type": one, "status": "True"} | why for one in kinds]
     status = {"active": 0, "ready": 0, "failed": 1, "conditions": failed}
     await place.client.patch(TRAINER, place.namespace, "job-trainer", {"status": status}, "status")
 
@@ -75,6 +77,13 @@ async def test_an_edit_with_which_the_trainer_cannot_go_on_waits_for_another(
         conditions = (await place.job())["status"]["conditions"]
         assert not {"Failed", "Complete"} & {one["type"] for one in conditions}
         await place.until("its machines are given back", lambda: none_of(place, "rollout", "manager"))
+        for pod in await place.pods("trainer"):
+            await place.client.delete(POD, place.namespace, pod["metadata"]["name"], pod["metadata"]["uid"], 0)
+        own = {"spec": {"containers": [{"name": "rollout", "command": ["sh"]}]}}
+        await edit(place, rollout={"template": own})
+        await place.until("a slip is refused", lambda: accepted(place, "Unsupported"))
+        await edit(place, rollout={"template": None})
+        await place.until("it waits as before", lambda: accepted(place, "CannotGoOn"))
         await edit(place, recipe={"algorithm": {"steps": 20}})
         await place.until("its Job is made anew", lambda: another(second))
         await place.rollouts(2)

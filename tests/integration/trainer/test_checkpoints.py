@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
-from polyrl.errors import DiskRefused, InvalidData, Superseded
+from polyrl.errors import CannotGoOn, DiskRefused, InvalidData, Superseded
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample_record import SAMPLES
@@ -19,6 +20,8 @@ from polyrl.testing.job_values import raw_job
 from polyrl_cli.local.run_folder import RunFolder, kept_state
 from polyrl_trainer.app import _open_session, _resumed_state
 from polyrl_trainer.checkpoints import COMPLETE, Checkpoints, complete_checkpoints, latest, read_checkpoint
+from polyrl_trainer.checkpoints.continuation import BEGAN, refuse_other_run, saved_stays
+from polyrl_trainer.checkpoints.store import CheckpointStore
 from polyrl_trainer.checkpoints.writer import Writer
 from polyrl_trainer.state import TrainerState, TrainingStage
 from tests.unit.trainer.sample_log.test_log import line
@@ -368,6 +371,48 @@ def test_a_pod_goes_on_with_no_other_run_than_was_begun(tmp_path):
     with pytest.raises(InvalidData, match=r"spec\.recipe\.model\.path: was /other when the run began, /third now"):
         opened_with(model={"path": "/third"})
     assert opened_with(model={"path": "/other"}, algorithm={"steps": 20})[1] is not None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"apiVersion": "polyrl.dev/v1alpha1", "kind"', b'{"spec": {"later": 1}}', None]
+)
+def test_what_a_run_began_with_ends_none_when_it_cannot_be_read(tmp_path, content):
+    """A power cut left nothing of it, or another version wrote it: no edit of the job could mend that."""
+    file, raw = tmp_path / "job.json", raw_job()
+    file.write_text(json.dumps(raw))
+    learned, checkpoints = state(3, TrainingStage.RL), Checkpoints(tmp_path, keep=2)
+    learned.seed = 0
+    checkpoints.start()
+    checkpoints.save(learned, Weights()).result(WAIT_S)
+    if content is not None:
+        (tmp_path / BEGAN).write_bytes(content)
+    assert opened(tmp_path, raw, job=file)[1] is not None
+    assert (tmp_path / BEGAN).read_bytes() == file.read_bytes(), "from now on there is one"
+
+
+def test_what_lies_in_a_store_alone_stays_as_well(tmp_path):
+    """The folder of a run without a volume of its own is empty whenever its trainer starts."""
+    store = f"file://{tmp_path}/store"
+    with pytest.raises(InvalidData), saved_stays(tmp_path / "another", store):
+        raise InvalidData("no such rows")
+    checkpoints = Checkpoints(tmp_path / "run", keep=2, store=CheckpointStore(store))
+    checkpoints.start()
+    checkpoints.save(state(3), Weights()).result(WAIT_S)
+    with pytest.raises(CannotGoOn, match="no such rows"), saved_stays(tmp_path / "another", store):
+        raise InvalidData("no such rows")
+
+
+def test_steps_of_a_stage_that_is_over_are_said_to_move_nothing(tmp_path):
+    file, raw = tmp_path / "job.json", raw_job()
+    rows = {"sft": [{"path": "sft.jsonl"}], "rl": [{"path": "rl.jsonl"}]}
+    raw["spec"]["recipe"] |= {"mode": "sft+rl", "data": rows, "sft": {"steps": 5}}
+    file.write_text(json.dumps(raw))
+    for stage, warnings in ((None, 0), (TrainingStage.SFT, 0), (TrainingStage.RL, 1)):
+        with capture_logs() as logs:
+            refuse_other_run(tmp_path, file, stage=stage)
+        assert len(logs) == warnings
+        raw["spec"]["recipe"]["sft"] = {"steps": 7}
+        file.write_text(json.dumps(raw))
 
 
 @pytest.mark.parametrize(("steps", "kept"), [(10, ["rl"]), (20, ["rl", "eval"])])

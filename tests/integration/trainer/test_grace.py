@@ -322,7 +322,7 @@ async def test_a_fault_of_the_input_leaves_what_is_saved_to_another_edit(
         one.state.results.tokens_trained += learned
         raise InvalidData("format version 9, this release reads 3")
 
-    arguments: Any = SimpleNamespace(run=tmp_path, hand_over=True)
+    arguments: Any = SimpleNamespace(run=tmp_path, store="", hand_over=True)
     stages: Any = SimpleNamespace(session=one, learners=SimpleNamespace(watch=lambda: asyncio.sleep(3600)))
     with pytest.raises(UserError, match="format version 9") as raised:
         await app._until_left(arguments, stages, main())

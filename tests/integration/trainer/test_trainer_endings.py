@@ -82,6 +82,17 @@ def test_a_slip_in_the_manifest_leaves_what_is_saved_to_another_edit(folder: Pat
     assert "nowhere" in ended.stderr.splitlines()[-1]
 
 
+def test_a_job_that_an_image_does_not_understand_leaves_what_is_saved_to_another(folder: Path) -> None:
+    (folder / "job.json").write_text('{"spec": {"later": 1}}')
+    ended = ran(trainer(folder, "--hand-over", "--advertise", "127.0.0.1"), timeout_s=DEADLINE_S)
+    assert ended.returncode == 2, ended.stderr
+    checkpoint = folder / "run/checkpoints/rl-step-000003"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMPLETE.json").write_text("{}")
+    ended = ran(trainer(folder, "--hand-over", "--advertise", "127.0.0.1"), timeout_s=DEADLINE_S)
+    assert ended.returncode == CANNOT_GO_ON_EXIT, ended.stderr
+
+
 def test_a_pod_leaves_at_once_when_it_is_asked_to_while_it_waits(folder: Path) -> None:
     command = trainer(folder, "--hand-over", "--max-manager-outage", "600", "--advertise", "127.0.0.1")
     with (folder / "log").open("wb") as log, StartedProcess(command, stderr=log) as process:

@@ -13,7 +13,7 @@ maxReplicas: when that one gets its node, a stand-in goes at once if it must.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from polyrl.cluster.fleet.pools import PoolView
@@ -94,15 +94,8 @@ def capacity_split(
     over_max = spot.placed + on_demand.placed - spec.max_replicas
     back = min(stand_ins, max(stand_ins - wanted, over_max if surge else 0, 0))
     standing_in = max(0, make_on_demand - max(0, fixed - on_demand.all))
-    return CapacitySplit(
-        make_spot,
-        make_on_demand,
-        standing_in=standing_in,
-        spot_to_release=spot_to_release,
-        stand_ins_to_release=back,
-        excess=max(0, -free - back),
-        due=due,
-    )
+    made = CapacitySplit(make_spot, make_on_demand, standing_in=standing_in, due=due)
+    return replace(made, spot_to_release=spot_to_release, stand_ins_to_release=back, excess=max(0, -free - back))
 
 
 def _count(fleet: Sequence[RolloutPod], pool: Pool, view: PoolView) -> _PoolCount:

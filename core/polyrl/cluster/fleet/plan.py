@@ -148,11 +148,8 @@ def release_rollouts(ctx: ReconcileContext, leaving: Sequence[tuple[RolloutPod, 
     """Annotates each pod with the reason, has its work moved, and deletes it with its own grace. All annotations come
     first, then all drains, because actions of one kind in a row are sent side by side."""
     releases = [action for one, why in leaving for action in release(one.pod, why)]
-    drains = [
-        DrainEngine(one.pod.name, one.pod.uid, deadline_s=ctx.drain_s, why=why)
-        for one, why in leaving
-        if _works(ctx, one)
-    ]
+    working = [(one.pod, why) for one, why in leaving if _works(ctx, one)]
+    drains = [DrainEngine(pod.name, pod.uid, deadline_s=ctx.drain_s, why=why) for pod, why in working]
     annotations = [action for action in releases if isinstance(action, Annotate)]
     return [*annotations, *drains, *(action for action in releases if isinstance(action, Delete))]
 

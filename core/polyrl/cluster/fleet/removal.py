@@ -7,7 +7,6 @@ A pod on a silent node stays until its kubelet answers, and keeps its volume and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from polyrl.cluster import names
@@ -20,16 +19,9 @@ GIVEN_UP_S: Final = 60.0
 """A node that has been silent for its pods' whole grace and this long again is not expected to kill them."""
 
 
-@dataclass(frozen=True)
-class ForcedDeletions:
-    """Removals by force that are due, and when the next one will be."""
-
-    actions: tuple[Delete, ...] = ()
-    due: float | None = None
-
-
-def forced_deletions(ctx: ReconcileContext) -> ForcedDeletions:
-    """For pods of every role that are being deleted on nodes that do not answer."""
+def forced_deletions(ctx: ReconcileContext) -> tuple[list[Delete], float | None]:
+    """Those that are due, of pods of every role that are being deleted on nodes that do not answer, and when the next
+    one will be."""
     actions, dues = [], []
     for pod in ctx.facts.pods:
         due = _force_due(pod, ctx)
@@ -38,7 +30,7 @@ def forced_deletions(ctx: ReconcileContext) -> ForcedDeletions:
             actions.append(Delete("Pod", pod.name, uid=pod.uid, why=why, grace_s=0))
         elif due is not None:
             dues.append(due)
-    return ForcedDeletions(tuple(actions), min(dues, default=None))
+    return actions, min(dues, default=None)
 
 
 def release(pod: PodFacts, why: str) -> Iterator[Action]:

@@ -17,7 +17,7 @@ from typing import Final
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Apply, Create, Delete, LimitRestarts, MakeKeys, SuspendTrainer
 from polyrl.cluster.fleet.removal import release
-from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage, is_edited
+from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage, cannot_go_on, is_edited
 from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext
 from polyrl.cluster.observation.disruption import DisruptionNotice, is_dead, notice_of
 from polyrl.cluster.observation.exactly_once import LossCounter, assign_numbers, loss_number_of, total
@@ -86,8 +86,8 @@ def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
     if job.deleting or job.complete_at is not None:
         return
     if job.failed_at is not None:
-        renewed = now.stage is LifecycleStage.SUSPENDED or (now.stage is LifecycleStage.RUNS and is_edited(ctx, job))
-        if renewed and not trainer_lives(ctx):
+        edited = now.stage is LifecycleStage.RUNS and is_edited(ctx, job) and cannot_go_on(ctx, job)
+        if (edited or now.stage is LifecycleStage.SUSPENDED) and not trainer_lives(ctx):
             yield Delete("Job", name, uid=job.uid, why="it could not go on; another is made when the job does")
         return
     if now.stage is LifecycleStage.RUNS and job.backoff_limit not in (None, ctx.spec.backoff_limit):

@@ -132,6 +132,7 @@ class TrainerFacts:
     ready: int
     failed: int
     suspended: bool
+    created_at: float = 0.0
     backoff_limit: int | None = None
     terminating: int = 0
     """Pods that are being deleted and have not ended."""

@@ -217,6 +217,7 @@ def trainer_facts(job: Raw) -> TrainerFacts:
     own, template = raw.part(job, "metadata", "labels"), raw.part(job, "spec", "template", "metadata", "labels")
     return TrainerFacts(
         uid=raw.text(job, "metadata", "uid"),
+        created_at=created_at,
         active=raw.count(job, "status", "active"),
         terminating=raw.count(job, "status", "terminating"),
         ready=raw.count(job, "status", "ready"),

@@ -39,11 +39,12 @@ _ONLY_FOR_REASON: Final = (EventReason.STALLED, EventReason.METRICS_STALE)
 
 
 def condition_events(before: JobStatus, after: JobStatus) -> Iterator[RecordEvent]:
-    """For conditions that flipped, and for images that cannot be pulled."""
+    """For conditions that flipped, refusals for another reason, and images that cannot be pulled."""
     previous = {known.type: known for known in before.conditions}
     for now in after.conditions:
         was = previous.get(now.type)
-        if was is None or was.status != now.status:
+        refused_anew = was is not None and now.type == "Accepted" and was.reason != now.reason
+        if was is None or was.status != now.status or refused_anew:
             yield from _flip_event(now)
         # Whoever follows a job that was never ready sees nothing flip.
         if now.reason == ConditionReason.IMAGE_NOT_PULLED and (was is None or was.reason != now.reason):

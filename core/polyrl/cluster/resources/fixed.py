@@ -87,8 +87,7 @@ def _budget(owner: Owner) -> Object:
         # A trainer that is not ready protects nothing, and must not hold up its node.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
-    name = names.trainer_name(owner.name)
-    return owner.object("policy/v1", "PodDisruptionBudget", name, Role.TRAINER, spec=spec)
+    return owner.object("policy/v1", "PodDisruptionBudget", names.trainer_name(owner.name), Role.TRAINER, spec=spec)
 
 
 READ_OF_TRAINER: Final = (

@@ -12,7 +12,7 @@ from polyrl.cluster.actions import (
     Delete,
     DryRun,
     LimitRestarts,
-    RecordEvent,
+    SuspendTrainer,
 )
 from polyrl.cluster.reconcile import reconcile
 from polyrl.cluster.state import ReconcileState
@@ -93,12 +93,36 @@ def test_trainer_template_changed_while_it_runs(scenario: Scenario) -> None:
     scenario.cluster.edit(suspend=True)
     scenario.go(60)
     scenario.cluster.edit(suspend=False)
-    assert isinstance(
-        next(action for action in scenario.go(20) if not isinstance(action, RecordEvent)), DryRun | Delete
-    )
+    done = scenario.go(20)
+    assert [one.kind for one in of(done, Delete)] == ["Job"]
+    assert not of(done, SuspendTrainer), "what it was written as before goes on no more"
     assert scenario.reason("Accepted") == "Valid"
     new = scenario.cluster.objects["Job", "j-trainer"]["spec"]["template"]["spec"]["containers"]
     assert new[0]["image"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("answer", "accepted"),
+    [("", ("True", "Valid")), ("Pod j-r-0: image is not signed", ("False", "InvalidPodTemplate"))],
+    ids=["its pods fit", "its pods are refused"],
+)
+def test_an_edit_of_a_suspended_job_is_checked_before_it_goes_on(
+    scenario: Scenario, answer: str, accepted: tuple[str, str]
+) -> None:
+    """It was said to be asked about, and nobody asked until it was resumed."""
+    scenario.cluster.edit(suspend=True)
+    scenario.go(60)
+    fleet = scenario.cluster.objects["PolyRLJob", "j"]["spec"]["rollout"]
+    container = {"containers": [{"name": "rollout", "image": "other"}]}
+    scenario.cluster.edit(rollout=fleet | {"template": {"spec": container}})
+    assert [action.generation for action in of(list(scenario.turn().actions), DryRun)] == [3]
+    scenario.operator.dry_run = (3, answer)
+    done = scenario.go(50)
+    found = scenario.condition("Accepted")
+    assert found is not None
+    assert (found.status, found.reason) == accepted
+    assert scenario.status.state == "Suspended"
+    assert not of(done, DryRun) + of(done, Create)
 
 
 def edit_recipe(scenario: Scenario, **more: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 
-from polyrl.cluster.fair_queue import FairQueue
+from polyrl.cluster.fair_queue import FairQueue, Urgency
 
 MOST, BESIDE = 5, 2
 STEPS = 400
@@ -53,18 +53,32 @@ def test_urgent_keys_come_before_others_of_their_tenant_and_leave_them_every_sec
     queue: FairQueue[str] = FairQueue(10, 10)
     for key in ("a", "b", "c", "d"):
         queue.add("tenant", key, since=0.0)
-    queue.add("tenant", "c", since=1.0, urgent=True)
-    queue.add("tenant", "new", since=2.0, urgent=True)
+    queue.add("tenant", "c", since=1.0, urgency=Urgency.LOSS)
+    queue.add("tenant", "new", since=2.0, urgency=Urgency.LOSS)
     queue.add("tenant", "new", since=3.0)
     assert len(queue) == 5
     assert queue.oldest() == 0.0
     assert [queue.take() for _ in range(6)] == ["c", "a", "new", "b", "d", None]
 
 
+def test_a_loss_comes_before_edits_and_each_leaves_every_second_turn_to_what_is_less_urgent() -> None:
+    queue: FairQueue[str] = FairQueue(20, 20)
+    for urgency in reversed(Urgency):
+        for number in range(4):
+            queue.add("tenant", f"{urgency.name} {number}", since=0.0, urgency=urgency)
+    queue.add("tenant", "EDIT 3", since=0.0, urgency=Urgency.LOSS)
+    queue.add("tenant", "LOSS 0", since=0.0, urgency=Urgency.EDIT)
+    assert [queue.take() for _ in range(13)] == [
+        *("LOSS 0", "EDIT 0", "LOSS 1", "NONE 0", "LOSS 2", "EDIT 1", "LOSS 3", "NONE 1", "EDIT 3"),
+        *("EDIT 2", "NONE 2", "NONE 3", None),
+    ]
+    assert not any(vars(queue)[name] for name in ("_waiting", "_left"))
+
+
 def test_an_urgent_key_gives_its_tenant_no_turn_of_another() -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue(10, 10)
     queue.add("calm", ("calm", 0), since=0.0)
     for number in range(4):
-        queue.add("storm", ("storm", number), since=0.0, urgent=True)
+        queue.add("storm", ("storm", number), since=0.0, urgency=Urgency.LOSS)
     queue.add("calm", ("calm", 1), since=0.0)
     assert [(queue.take() or ("", 0))[0] for _ in range(4)] == ["calm", "storm", "calm", "storm"]

@@ -36,7 +36,7 @@ def test_stage(build: Any, spec: dict[str, Any], trainer: dict[str, Any], ended:
     assert now.ended == (stage in ("COMPLETE", "FAILED"))
 
 
-STUCK = {"type": "Accepted", "status": "False", "reason": "CannotGoOn", "message": "m"}
+STUCK = {"type": "TrainerReady", "status": "False", "reason": "CannotGoOn", "message": "m"}
 
 
 @pytest.mark.parametrize(

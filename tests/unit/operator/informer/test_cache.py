@@ -145,7 +145,7 @@ def test_heartbeats_wake_nobody_and_changes_wake_only_whom_they_concern(cache: C
 
 def test_ends_are_urgent_and_beginnings_are_not() -> None:
     woken: list[str] = []
-    cache = Cache(lambda key: woken.append("add"), hurry=lambda key: woken.append("hurry"))
+    cache = Cache(lambda key: woken.append("add"), hurry=lambda key, urgency: woken.append(urgency.name))
     cache.observe(JOB, job())
     cache.observe(POD, pod("p", 5))
     cache.observe(POD, pod("p", 6, node="n", phase="Running"))
@@ -156,7 +156,7 @@ def test_ends_are_urgent_and_beginnings_are_not() -> None:
     cache.observe(POD, ends)
     cache.observe(POD, pod("p", 9, node="n", phase="Failed"), deleted=True)
     cache.observe(JOB, job(10, suspend=True))
-    assert woken == ["add"] * 3 + ["hurry"] * 4
+    assert woken == ["add"] * 3 + ["LOSS"] * 3 + ["EDIT"]
 
 
 def test_a_claim_wakes_the_jobs_on_its_node(cache: Cache, woken: list[JobKey], clock: Clock) -> None:
@@ -197,6 +197,24 @@ def test_pods_of_the_trainer_belong_to_its_job(cache: Cache) -> None:
     cache.observe(TRAINER, trainer)
     assert names(cache) == {"j-trainer-0-abc"}
     assert cache.trainer(KEY, "other-uid") is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "owner", "seen"),
+    [("Running", "trainer-uid", True), ("Failed", "trainer-uid", False), ("Running", "", False)],
+    ids=["it saves", "it has ended", "it is nobody's"],
+)
+def test_a_pod_that_outlives_the_trainer_s_job_is_seen_until_it_ends(
+    cache: Cache, phase: str, owner: str, seen: bool
+) -> None:
+    """Somebody deletes the Job: another one, and its pod, were made beside the pod that still wrote a checkpoint."""
+    labels = {"polyrl.dev/job-name": "j", "polyrl.dev/role": "trainer"}
+    cache.observe(TRAINER, pod("j-trainer", 3, uid="trainer-uid"))
+    cache.observe(POD, pod("j-trainer-0-abc", 4, owner=owner, labels=labels, phase=phase))
+    cache.observe(TRAINER, pod("j-trainer", 5, uid="trainer-uid"), deleted=True)
+    assert names(cache) == ({"j-trainer-0-abc"} if seen else set())
+    cache.observe(TRAINER, pod("j-trainer", 6, uid="another-uid"))
+    assert names(cache) == ({"j-trainer-0-abc"} if seen else set())
 
 
 def test_a_deletion_of_ours_shows_until_its_end_or_until_it_is_overdue(cache: Cache, clock: Clock) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,6 +21,7 @@ from polyrl_operator.api.client import ApiError, Client
 from polyrl_operator.api.kinds import JOB, KINDS, POD
 from polyrl_operator.informer.cache import Cache, JobKey
 from polyrl_operator.metrics import Metrics, RequestCounter
+from polyrl_operator.reconciler import work_queue
 from polyrl_operator.reconciler.executor import JOB_CONCURRENCY, Executor
 from polyrl_operator.reconciler.reconciler import Reconciler
 from polyrl_operator.reconciler.work_queue import WorkQueue
@@ -352,6 +355,46 @@ async def test_a_lead_that_is_lost_while_a_reconcile_ends_late_is_no_fault() -> 
     reconciler.stand_by()
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
+
+
+async def fails(reconciler: Reconciler, times: int, error: Exception | None = None) -> float:
+    """The pause after the last of so many failures in a row."""
+    began = time.monotonic()
+    for _ in range(times):
+        reconciler._queue.add(KEY)
+        assert await reconciler._queue.take() == KEY
+        reconciler._queue._wake_of.pop(KEY, None)
+        reconciler._failed(KEY, error)
+    return reconciler._queue._wake_of[KEY] - began
+
+
+async def test_a_job_that_is_made_again_waits_for_no_pause_of_its_namesake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first creations meet what the garbage collector has not taken yet, whose end no watch reports."""
+    monkeypatch.setattr(work_queue, "MIN_PAUSE_S", 0.0)
+    reconciler, server, cache = operator()
+    await reconciler.reconcile(KEY)
+    await fails(reconciler, 9)
+    again = manifest(3)
+    again["metadata"] |= {"uid": "another", "resourceVersion": "5000"}
+    server.job = again
+    cache.observe(JOB, again)
+    with suppress(ApiError):
+        await reconciler.reconcile(KEY)
+    assert await fails(reconciler, 1) < 2
+    with suppress(ApiError):
+        await reconciler.reconcile(KEY)
+    assert await fails(reconciler, 8) > 30, "its own failures are remembered"
+
+
+async def test_a_pause_that_the_api_server_asks_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    reconciler, _, _ = operator()
+    busy = ApiError(429, "TooManyRequests", "slow down")
+    busy.retry_after_s = 20.0
+    assert 20 <= await fails(reconciler, 1, busy) < 21
+    busy.retry_after_s = 1e9
+    monkeypatch.setattr(work_queue, "MIN_PAUSE_S", 0.0)
+    reconciler, _, _ = operator()
+    assert await fails(reconciler, 1, busy) < work_queue.MAX_BACKOFF_S + 1, "a proxy may ask for anything"
 
 
 NEEDED = ("NetworkPolicy", "PersistentVolumeClaim", "Secret", "Service", "ConfigMap", "ServiceAccount", "Job")

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from polyrl.cluster.fair_queue import Urgency
 from polyrl_operator.informer.cache import JobKey
 from polyrl_operator.reconciler.reconciler import WORKERS
 from polyrl_operator.reconciler.work_queue import (
@@ -219,6 +220,17 @@ async def test_a_loss_waits_for_no_burst_of_its_own_namespace() -> None:
     assert begun == [A, JobKey("ns", "0"), JobKey("ns", "999")]
 
 
+async def test_a_loss_waits_for_no_burst_of_edits() -> None:
+    """A thousand jobs are edited at once by whoever deploys them, and one of them, or another one, loses a pod."""
+    queue = WorkQueue()
+    for number in range(1000):
+        queue.hurry(JobKey("ns", str(number)), Urgency.EDIT)
+    queue.hurry(A)
+    queue.hurry(JobKey("ns", "999"))
+    queue.hurry(JobKey("ns", "999"), Urgency.EDIT)
+    assert [await taken(queue) for _ in range(3)] == [A, JobKey("ns", "0"), JobKey("ns", "999")]
+
+
 async def test_a_loss_during_a_turn_or_soon_after_it_is_as_urgent() -> None:
     clock = Clock()
     queue = WorkQueue(clock)
@@ -227,6 +239,20 @@ async def test_a_loss_during_a_turn_or_soon_after_it_is_as_urgent() -> None:
     queue.hurry(A)
     for number in range(1000):
         queue.add(JobKey("ns", str(number)))
+    queue.done(A)
+    clock.now += SPACING_S
+    assert A in [await taken(queue), await taken(queue)]
+
+
+async def test_an_edit_makes_a_loss_no_less_urgent() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    queue.add(A)
+    assert await taken(queue) == A
+    queue.hurry(A)
+    queue.hurry(A, Urgency.EDIT)
+    for number in range(1000):
+        queue.hurry(JobKey("ns", str(number)), Urgency.EDIT)
     queue.done(A)
     clock.now += SPACING_S
     assert A in [await taken(queue), await taken(queue)]

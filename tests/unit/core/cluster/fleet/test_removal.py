@@ -28,15 +28,15 @@ def test_force_only_where_no_kubelet_will_answer(
     build: Any, deleting: bool, node: dict[str, Any], deleted: bool, due: float | None
 ) -> None:
     pod = build.pod(deletion_at=build.now - ENDED_S if deleting else None)
-    stuck = forced_deletions(build.ctx(pods=(pod,), nodes=build.nodes(pod, **node)))
-    assert [(action.uid, action.grace_s) for action in stuck.actions] == ([(pod.uid, 0)] if deleted else [])
-    assert stuck.due == (None if due is None else build.now + due)
+    forced, due_at = forced_deletions(build.ctx(pods=(pod,), nodes=build.nodes(pod, **node)))
+    assert [(action.uid, action.grace_s) for action in forced] == ([(pod.uid, 0)] if deleted else [])
+    assert due_at == (None if due is None else build.now + due)
 
 
 def test_a_silent_node_is_given_up_after_a_while(build: Any) -> None:
     pod = build.pod(deletion_at=build.now - GIVEN_UP_S)
-    stuck = forced_deletions(build.ctx(pods=(pod,), nodes=build.nodes(pod, ready=False)))
-    assert [action.grace_s for action in stuck.actions] == [0]
+    forced, _ = forced_deletions(build.ctx(pods=(pod,), nodes=build.nodes(pod, ready=False)))
+    assert [action.grace_s for action in forced] == [0]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,11 @@ from polyrl.worker import Role
 
 RUNS, SUSPENDED, FAILED = (Lifecycle(LifecycleStage[name]) for name in ("RUNS", "SUSPENDED", "FAILED"))
 ENDED = {"phase": PodPhase.FAILED}
+STUCK = {
+    "failed_at": 1.0,
+    "active": 0,
+    "failed_message": "Container trainer for pod n/p failed with exit code 78 matching F",
+}
 STOPPED = {"suspended": True, "stopped": True, "active": 0}
 
 
@@ -72,9 +77,10 @@ def test_manager_that_still_answers_is_kept_though_its_node_seems_dead(build: An
         pytest.param(RUNS, STOPPED | {"terminating": 1}, [], id="changed, but pods still end"),
         pytest.param(RUNS, STOPPED | {"stopped": False}, [], id="changed, but its controller has not stopped it"),
         pytest.param(SUSPENDED, {"complete_at": 1.0}, [], id="complete"),
-        pytest.param(RUNS, {"failed_at": 1.0, "active": 0}, [Delete], id="it could not go on, and was edited"),
+        pytest.param(RUNS, STUCK, [Delete], id="it could not go on, and was edited"),
+        pytest.param(RUNS, STUCK | {"failed_message": "backoff"}, [], id="its end is awaited"),
         pytest.param(SUSPENDED, {"failed_at": 1.0, "active": 0}, [Delete], id="it could not go on"),
-        pytest.param(RUNS, {"failed_at": 1.0, "terminating": 1}, [], id="it could not go on, but a pod still ends"),
+        pytest.param(RUNS, STUCK | {"terminating": 1}, [], id="it could not go on, but a pod still ends"),
         pytest.param(FAILED, {"failed_at": 1.0, "active": 0}, [], id="it has failed"),
         pytest.param(RUNS, {"backoff_limit": 3}, [], id="as many restarts as it may have"),
         pytest.param(RUNS, {"backoff_limit": 2}, [LimitRestarts], id="more restarts than it was made with"),
