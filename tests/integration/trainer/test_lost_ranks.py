@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
+from torch.distributed import distributed_c10d
 
 from polyrl.errors import GroupLost
-from polyrl.forks import own
 from polyrl.testing.started import StartedProcess, words_of
 from polyrl_trainer.backends.configs import EngineConfig
 from polyrl_trainer.backends.fsdp import rank_model, ranks, sharding, start
@@ -35,10 +35,11 @@ BOUND_S = 40.0
 
 
 @pytest.fixture(autouse=True)
-def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks, since torch counts the groups of a process that went on after one was lost while it met, as none of ours
-    does: then the next one's names differ. A rank that loads its libraries comes too late for that."""
-    monkeypatch.setattr(own, "_kept", [])
+def groups_counted_anew() -> Iterator[None]:
+    """Torch counts the groups of a process, also one whose meeting failed, and the next one's names would differ from
+    those that a fresh rank expects. None of ours goes on after a lost rank; this one does."""
+    yield
+    distributed_c10d._world.group_count = 0
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ LOSSES = pytest.mark.parametrize(
 def test_a_lost_rank_ends_the_group_in_time(learning: LearnerGroup, number: signal.Signals, sentence: str) -> None:
     backend = learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
     take_step(backend, [draw_samples(0, 8)])
-    follower = _follower()
+    follower = _follower(learning)
 
     async def lose() -> None:
         watching = asyncio.ensure_future(learning.watch())
@@ -90,7 +91,7 @@ def test_a_lost_rank_ends_the_group_in_time(learning: LearnerGroup, number: sign
 def test_a_rank_killed_in_a_publication_ends_the_group(learning: LearnerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the command to write its rows and the word of all that they did."""
     backend = learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
-    follower, export = _follower(), rank_model.export_rows
+    follower, export = _follower(learning), rank_model.export_rows
 
     def kill_and_export(*given: Any) -> None:
         ended = os.pidfd_open(follower.pid)
@@ -107,7 +108,7 @@ def test_a_rank_killed_in_a_publication_ends_the_group(learning: LearnerGroup, m
 
 def test_a_rank_killed_before_all_have_met_ends_the_group(learning: LearnerGroup) -> None:
     """The others would await it for half an hour."""
-    _follower().kill()
+    _follower(learning).kill()
     began = time.monotonic()
     with pytest.raises(GroupLost, match=r"rank 1 of the learner's 2 was ended by SIGKILL"):
         learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
@@ -128,7 +129,7 @@ def test_a_rank_frozen_before_all_have_met_ends_the_group(
 
     monkeypatch.setattr(LastHeard, "note", noted)
     assert heard.wait(BOUND_S)
-    _follower().send_signal(signal.SIGSTOP)
+    _follower(learning).send_signal(signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(GroupLost, match=f"rank 1 of the learner was silent for {SILENT_S:g} s"):
         learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
@@ -146,7 +147,7 @@ def test_a_rank_lost_while_the_model_is_loaded_ends_the_group_in_time(
         follower.send_signal(number)
         return cut(*given, **more)
 
-    follower = _follower()
+    follower = _follower(learning)
     monkeypatch.setattr(sharding, "shard", lose_and_shard)
     began = time.monotonic()
     with pytest.raises(GroupLost, match=sentence):
@@ -169,7 +170,7 @@ def test_a_rank_lost_while_a_checkpoint_is_read_ends_the_group_in_time(
     backend = learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
     take_step(backend, [draw_samples(0, 8)])
     backend.save(tmp_path).result(WAIT_SECONDS)
-    follower = _follower()
+    follower = _follower(learning)
     monkeypatch.setattr(rank_model.RankModel, "load", lose_and_load)
     began = time.monotonic()
     with pytest.raises(GroupLost, match=sentence):
@@ -183,7 +184,7 @@ def test_a_group_ends_in_time_whose_pass_hangs(learning: LearnerGroup) -> None:
     waited behind the pass, for half an hour."""
     backend = learning.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
     take_step(backend, [draw_samples(0, 8)])
-    follower = _follower()
+    follower = _follower(learning)
     follower.send_signal(signal.SIGSTOP)
     backend.forward_backward(draw_samples(0, 8), sft_loss)
     began = time.monotonic()
@@ -197,7 +198,7 @@ def test_a_rank_that_dies_once_all_is_done_fails_nothing() -> None:
     group = LearnerGroup(2, "cpu", threads=1, wait_seconds=WAIT_SECONDS, silent_s=SILENT_S)
     backend = group.learner(replace(MODEL, dtype="float32"), EngineConfig("cpu"), OPTIMIZER)
     take_step(backend, [draw_samples(0, 8)])
-    follower = _follower()
+    follower = _follower(group)
     follower.kill()
     follower.wait(BOUND_S)
     group.close()
@@ -235,7 +236,7 @@ def test_a_frozen_leader_ends_with_its_group(tmp_path: Path) -> None:
     assert leader.stdout is not None
     try:
         assert leader.stdout.readline() == "learned\n"
-        follower = _follower(leader.pid)
+        follower = _follower_of(leader.pid)
         leader.send_signal(signal.SIGSTOP)
         errors = leader.communicate(timeout=BOUND_S)[1]
     finally:
@@ -250,8 +251,13 @@ def _meetings() -> int:
     return sum("polyrl-ranks" in str(number.readlink()) for number in numbers if number.is_symlink())
 
 
-def _follower(leader: int | None = None) -> psutil.Process:
-    """Of this process's group, or of another's."""
+def _follower(group: LearnerGroup) -> psutil.Process:
+    """Whether it has its name already or not."""
+    (one,) = group.followers._all
+    return psutil.Process(one.process.pid)
+
+
+def _follower_of(leader: int) -> psutil.Process:
     below = psutil.Process(leader).children()
     (found,) = [one for one in below if "polyrl_trainer.backends.fsdp" in words_of(one)]
     return found
