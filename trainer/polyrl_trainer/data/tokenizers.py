@@ -215,7 +215,7 @@ class HuggingFaceTokenizer:
 
         if not self._tokenizer.chat_template:
             raise InvalidData(
-                "the tokenizer has no chat template, which `messages`, `chat` and `systemPrompt` need; give `prompt` as text"
+                "the tokenizer has no chat template, as messages, `chat` and `systemPrompt` need; give `prompt` as text"
             )
         render = partial(
             self._tokenizer.apply_chat_template,

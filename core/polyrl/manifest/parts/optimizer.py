@@ -39,6 +39,6 @@ class OptimizerSpec(ManifestModel):
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the root of the second moment, against division by 0."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Decoupled decay of weights per step, times the learning rate; biases and norms, which have one dimension, have none."""
+    """Decoupled decay of weights per step, times the learning rate; biases and norms have none."""
     max_grad_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """Global norm at which gradients are clipped."""

@@ -131,7 +131,7 @@ def test_a_fault_names_the_users_own_column(fields: dict[str, object], row: dict
 
 def test_of_a_missing_answer_the_fault_names_only_columns_that_the_file_has() -> None:
     (row,) = answered_rows([DataRow("f:7", {"question": "1="})], dataset(promptField="question"))
-    with pytest.raises(InvalidData, match="field `response` is missing; the row has `question`$"):
+    with pytest.raises(InvalidData, match=r"field `response` is missing; the row has `question`$"):
         prepare_conversation(row, TOKENIZER, 20)
 
 
