@@ -33,9 +33,6 @@ T = TypeVar("T")
 RUNS: Final = Path("runs")
 """Where `polyrl run` puts runs unless `--out` says otherwise."""
 
-BLOCK_BYTES: Final = 4096
-"""With less room than a block of most file systems no file grows."""
-
 PRINTS: Final = "prints.log"
 """Standard output of all trainers of a run: what user code prints."""
 
@@ -335,15 +332,10 @@ def last_words(log: Path) -> str:
     return "\n".join(reversed(words)).strip()
 
 
-def free_bytes(folder: Path) -> int:
-    """Room on the disk of a folder."""
-    return shutil.disk_usage(folder).free
-
-
-def cause_of(log: Path, room: Callable[[Path], int] = free_bytes) -> str:
+def cause_of(log: Path, room: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free) -> str:
     """The sentence with which a worker gave up; of a traceback, what it ends with. On a full disk it could say none."""
     words = last_words(log)
-    if not words and room(log.parent) < BLOCK_BYTES:
+    if not words and not room(log.parent):
         return f"no space is left on the disk of {log.parent}"
     return words.splitlines()[-1] if TRACEBACK in words else words
 

@@ -45,7 +45,6 @@ from polyrl_cli.manifests.yaml_source import (
 from polyrl_trainer.data.hub import is_fetched
 
 PROCESSES: Final = "processesPerPod"
-_OF_A_LIST: Final = "spec.recipe.data.rl[0].path=rows.jsonl"
 _STEP: Final = re.compile(r"(?:^|\.)([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,4})\]")
 
 
@@ -269,7 +268,9 @@ def _apply(source: ManifestSource, text: str) -> str | None:
     written, equals, given = text.partition("=")
     steps = list(_STEP.finditer(written))
     if not equals or not steps or "".join(step[0] for step in steps) != written:
-        return f"--set {text}: write a path and a value, as spec.rollout.maxReplicas=4 or {_OF_A_LIST}"
+        return (
+            f"--set {text}: write a path and a value, as spec.rollout.maxReplicas=4 or spec.recipe.data.rl[0].weight=2"
+        )
     path: FieldPath = tuple(step[1] or int(step[2]) for step in steps)
     node = node_at(path)
     if node is None:

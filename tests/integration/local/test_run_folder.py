@@ -10,7 +10,6 @@ from polyrl.errors import UserError
 from polyrl.manifest.job import PolyRLJob
 from polyrl.testing.job_values import raw_job
 from polyrl_cli.local.run_folder import (
-    BLOCK_BYTES,
     RunFolder,
     cause_of,
     kept_state,
@@ -81,7 +80,7 @@ def test_a_checkpoint_without_its_state_is_named(tmp_path: Path) -> None:
     ("written", "free", "cause"),
     [
         ("", 0, "no space is left on the disk of {}"),
-        ("", BLOCK_BYTES, ""),
+        ("", 4096, ""),
         ("the port is taken\n", 0, "the port is taken"),
     ],
     ids=["full", "silent", "it still said why"],

@@ -37,55 +37,42 @@ def rows_digest(rows: Iterable[DataRow], dataset: DatasetSpec) -> str:
 def is_chat(row: DataRow, dataset: DatasetSpec) -> bool:
     """Whether the row's prompt goes through the tokenizer's chat template."""
     has_messages = dataset.prompt_field is None and "messages" in row.fields
-    return _makes_chat(dataset) or has_messages or _asks_in_messages(row, dataset)
+    return _makes_chat(dataset) or has_messages or isinstance(row.fields.get(dataset.prompt_field or "prompt"), list)
 
 
 def _makes_chat(dataset: DatasetSpec) -> bool:
     return dataset.chat or bool(dataset.system_prompt)
 
 
-def _asks_in_messages(row: DataRow, dataset: DatasetSpec) -> bool:
-    """The prompt itself is a list of messages, as TRL and verl have it."""
-    read = dataset.prompt_field is not None or "messages" not in row.fields
-    return read and isinstance(row.fields.get(dataset.prompt_field or "prompt"), list)
-
-
 def _mapped(row: DataRow, dataset: DatasetSpec, *, answered: bool) -> DataRow:
     fields = dict(row.fields)
-    if _asks_in_messages(row, dataset):
-        fields.pop("prompt", None)
-        fields["messages"] = _conversation(row, dataset, answered=answered)
-    elif dataset.prompt_field is not None:
+    if dataset.prompt_field is not None:
         fields.pop("messages", None)
-        fields["prompt"] = text_field(row, dataset.prompt_field)
-    if answered and dataset.response_field is not None and not _asks_in_messages(row, dataset):
-        fields["response"] = text_field(row, dataset.response_field)
+        fields["prompt"] = _written(row, dataset.prompt_field)
+    if answered and dataset.response_field is not None:
+        fields["response"] = _written(row, dataset.response_field)
     mapped = DataRow(row.place, fields, unread=row.fields if dataset.prompt_field is not None else None)
-    if _makes_chat(dataset):
+    if _makes_chat(dataset) or (isinstance(fields.get("prompt"), list) and "messages" not in fields):
         fields["messages"] = _turns(mapped, dataset.system_prompt, answered=answered)
     return mapped
 
 
-def _conversation(row: DataRow, dataset: DatasetSpec, *, answered: bool) -> list[Message]:
-    """Raises InvalidData naming the column."""
-    asked = _messages_in(row, dataset.prompt_field or "prompt")
-    if not answered:
-        return asked
-    answer = dataset.response_field or "response"
-    if isinstance(row.fields.get(answer), list):
-        return asked + _messages_in(row, answer)
-    return [*asked, {"role": "assistant", "content": text_field(row, answer)}]
+def _written(row: DataRow, column: str) -> str | list[Message]:
+    """Text or, as TRL and verl have it, a list of messages. Raises InvalidData."""
+    content = row.fields.get(column)
+    if not isinstance(content, list):
+        return text_field(row, column)
+    return messages_field(DataRow(f"{row.place}: field `{column}`", {"messages": content}))
 
 
-def _messages_in(row: DataRow, column: str) -> list[Message]:
-    return messages_field(DataRow(f"{row.place}: field `{column}`", {"messages": row.fields[column]}))
+def _by(role: str, content: str | list[Message]) -> list[Message]:
+    return content if isinstance(content, list) else [{"role": role, "content": content}]
 
 
 def _turns(row: DataRow, system_prompt: str, *, answered: bool) -> list[Message]:
     if "messages" in row.fields:
         turns = messages_field(row)
     else:
-        turns = [{"role": "user", "content": text_field(row, "prompt")}]
-        turns += [{"role": "assistant", "content": text_field(row, "response")}] if answered else []
+        turns = _by("user", _written(row, "prompt")) + (_by("assistant", _written(row, "response")) if answered else [])
     begins_so = turns[0]["role"] == "system" or not system_prompt
     return turns if begins_so else [{"role": "system", "content": system_prompt}, *turns]
