@@ -1,6 +1,7 @@
 """Where the `polyrl` command begins: who interrupts it while its libraries load has interrupted nothing."""
 
 import signal
+import sys
 
 
 def main() -> None:
@@ -12,4 +13,7 @@ def main() -> None:
     from polyrl_cli.app import main as command
 
     signal.signal(signal.SIGINT, handler)
-    command()
+    try:
+        command()
+    except KeyboardInterrupt:  # typer answers those of a command, not of the time in which it makes one
+        sys.exit(128 + signal.SIGINT)

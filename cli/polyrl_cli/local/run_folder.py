@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import count
@@ -332,9 +332,11 @@ def last_words(log: Path) -> str:
     return "\n".join(reversed(words)).strip()
 
 
-def cause_of(log: Path) -> str:
-    """The sentence with which a worker gave up; of a traceback, what it ends with."""
+def cause_of(log: Path, room: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free) -> str:
+    """The sentence with which a worker gave up; of a traceback, what it ends with. On a full disk it could say none."""
     words = last_words(log)
+    if not words and not room(log.parent):
+        return f"no space is left on the disk of {log.parent}"
     return words.splitlines()[-1] if TRACEBACK in words else words
 
 

@@ -268,7 +268,9 @@ def _apply(source: ManifestSource, text: str) -> str | None:
     written, equals, given = text.partition("=")
     steps = list(_STEP.finditer(written))
     if not equals or not steps or "".join(step[0] for step in steps) != written:
-        return f"--set {text}: write a path and a value, as spec.rollout.maxReplicas=4"
+        return (
+            f"--set {text}: write a path and a value, as spec.rollout.maxReplicas=4 or spec.recipe.data.rl[0].weight=2"
+        )
     path: FieldPath = tuple(step[1] or int(step[2]) for step in steps)
     node = node_at(path)
     if node is None:

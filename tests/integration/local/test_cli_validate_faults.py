@@ -259,6 +259,10 @@ def test_a_wrong_file_named_by_a_flag_is_reported_at_the_flag(
 OVERRIDES = [
     ("spec.rollout.maxReplicas", "write a path and a value, as spec.rollout.maxReplicas=4"),
     ("=4", "write a path and a value"),
+    (
+        "spec.recipe.data.rl.0.path=a.jsonl",
+        "write a path and a value, as spec.rollout.maxReplicas=4 or spec.recipe.data.rl[0]",
+    ),
     ("spec..rollout=4", "write a path and a value"),
     ("spec.rollout.maxReplica=4", "unknown field; did you mean maxReplicas?"),
     ("rollout.maxReplicas=4", "unknown field"),

@@ -138,6 +138,14 @@ def test_who_interrupts_while_libraries_load_sees_no_traceback() -> None:
     assert "Traceback" not in printed
 
 
+def test_who_interrupts_while_the_command_is_made_sees_no_traceback() -> None:
+    heeds = "import signal, typer.main; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    made = "typer.main.get_command = lambda app: signal.raise_signal(signal.SIGINT)"
+    argv = [sys.executable, "-P", "-c", f"{heeds}; {made}; from polyrl_cli.start import main; main()", "ls"]
+    done = ran(argv, timeout_s=DEADLINE_S)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "")
+
+
 def test_a_missing_folder_to_resume_is_a_sentence(tmp_path: Path) -> None:
     done = run(tmp_path / "nowhere", resume=True)
     assert done.returncode == 2

@@ -11,6 +11,7 @@ from polyrl.manifest.job import PolyRLJob
 from polyrl.testing.job_values import raw_job
 from polyrl_cli.local.run_folder import (
     RunFolder,
+    cause_of,
     kept_state,
     last_words,
     manifest_dir,
@@ -73,3 +74,20 @@ def test_a_checkpoint_without_its_state_is_named(tmp_path: Path) -> None:
     (checkpoint(tmp_path, "rl", 3, serial=1) / "state.json").write_text("[]")
     with pytest.raises(UserError, match=r"rl-step-000003/state.json: not a trainer's state"):
         kept_state(RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("written", "free", "cause"),
+    [
+        ("", 0, "no space is left on the disk of {}"),
+        ("", 4096, ""),
+        ("the port is taken\n", 0, "the port is taken"),
+    ],
+    ids=["full", "silent", "it still said why"],
+)
+def test_a_worker_that_could_write_no_reason_ended_for_want_of_room(
+    tmp_path: Path, written: str, free: int, cause: str
+) -> None:
+    log = tmp_path / "manager.log"
+    log.write_text(written)
+    assert cause_of(log, lambda _: free) == cause.format(tmp_path)

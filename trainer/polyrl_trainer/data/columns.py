@@ -36,7 +36,8 @@ def rows_digest(rows: Iterable[DataRow], dataset: DatasetSpec) -> str:
 
 def is_chat(row: DataRow, dataset: DatasetSpec) -> bool:
     """Whether the row's prompt goes through the tokenizer's chat template."""
-    return _makes_chat(dataset) or (dataset.prompt_field is None and "messages" in row.fields)
+    has_messages = dataset.prompt_field is None and "messages" in row.fields
+    return _makes_chat(dataset) or has_messages or isinstance(row.fields.get(dataset.prompt_field or "prompt"), list)
 
 
 def _makes_chat(dataset: DatasetSpec) -> bool:
@@ -47,20 +48,31 @@ def _mapped(row: DataRow, dataset: DatasetSpec, *, answered: bool) -> DataRow:
     fields = dict(row.fields)
     if dataset.prompt_field is not None:
         fields.pop("messages", None)
-        fields["prompt"] = text_field(row, dataset.prompt_field)
+        fields["prompt"] = _written(row, dataset.prompt_field)
     if answered and dataset.response_field is not None:
-        fields["response"] = text_field(row, dataset.response_field)
+        fields["response"] = _written(row, dataset.response_field)
     mapped = DataRow(row.place, fields, unread=row.fields if dataset.prompt_field is not None else None)
-    if _makes_chat(dataset):
+    if _makes_chat(dataset) or (isinstance(fields.get("prompt"), list) and "messages" not in fields):
         fields["messages"] = _turns(mapped, dataset.system_prompt, answered=answered)
     return mapped
+
+
+def _written(row: DataRow, column: str) -> str | list[Message]:
+    """Text or, as TRL and verl have it, a list of messages. Raises InvalidData."""
+    content = row.fields.get(column)
+    if not isinstance(content, list):
+        return text_field(row, column)
+    return messages_field(DataRow(f"{row.place}: field `{column}`", {"messages": content}))
+
+
+def _by(role: str, content: str | list[Message]) -> list[Message]:
+    return content if isinstance(content, list) else [{"role": role, "content": content}]
 
 
 def _turns(row: DataRow, system_prompt: str, *, answered: bool) -> list[Message]:
     if "messages" in row.fields:
         turns = messages_field(row)
     else:
-        turns = [{"role": "user", "content": text_field(row, "prompt")}]
-        turns += [{"role": "assistant", "content": text_field(row, "response")}] if answered else []
+        turns = _by("user", _written(row, "prompt")) + (_by("assistant", _written(row, "response")) if answered else [])
     begins_so = turns[0]["role"] == "system" or not system_prompt
     return turns if begins_so else [{"role": "system", "content": system_prompt}, *turns]

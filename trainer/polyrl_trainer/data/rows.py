@@ -207,7 +207,7 @@ def _message(row: DataRow, index: int, message: object) -> Message:
 
 
 def _names(row: DataRow) -> str:
-    return ", ".join(f"`{name}`" for name in row.fields) or "no fields"
+    return ", ".join(f"`{name}`" for name in row.unread or row.fields) or "no fields"
 
 
 def _kind(value: object) -> str:

@@ -214,7 +214,7 @@ class HuggingFaceTokenizer:
         import jinja2
 
         if not self._tokenizer.chat_template:
-            raise InvalidData("the tokenizer has no chat template; use `prompt` instead of `messages`")
+            raise InvalidData("no chat template, as messages, `chat` and `systemPrompt` need; give `prompt` as text")
         render = partial(
             self._tokenizer.apply_chat_template,
             tools=list(tools) or None,

@@ -35,6 +35,9 @@ def to_sample(
     if not len(ids) == len(log_probs) == len(mask):
         raise ProtocolError(f"sample {sample_id(group, index)}: ids, logprobs and loss mask differ in length")
     prompt_length = len(prompt.ids)
+    begins = [prompt_length + span.end for span in response.spans if span.version < 0]
+    # A text that left no room for a turn, as the last one of a context that ended, begins none.
+    starts = (prompt_length, *(begin for begin in begins if begin < prompt_length + len(ids)))
     return Sample(
         tokens=np.concatenate([np.asarray(prompt.ids, dtype=np.int64), ids]),
         loss_mask=_after_prompt(prompt_length, mask),
@@ -46,6 +49,7 @@ def to_sample(
         reward=reward,
         finish_reason=response.finish.value,
         rollout_log_probs=_after_prompt(prompt_length, log_probs * mask),
+        turn_starts=starts,
         versions=tuple(sorted({span.version for span in response.spans if span.version >= 0})),
         metadata=copy.deepcopy(prompt.metadata),
     )
@@ -54,11 +58,8 @@ def to_sample(
 def scored_sample(scored: Scored, prompt: Prompt, tokenizer: Tokenizer) -> Sample:
     """With its reward. Raises ProtocolError."""
     sample = to_sample(scored.group, scored.index, scored.response, prompt, tokenizer, scored.reward)
-    begins = [sample.prompt_length + span.end for span in scored.response.spans if span.version < 0]
-    # A text that left no room for a turn, as the last one of a context that ended, begins none.
-    starts = (sample.prompt_length, *(begin for begin in begins if begin < sample.length))
-    rewards = tuple(scored.metrics.get(f"{TURN_REWARD}{turn}", 0.0) for turn in range(len(starts)))
-    sample = replace(sample, turn_starts=starts, turn_rewards=rewards if any(rewards) else ())
+    rewards = tuple(scored.metrics.get(f"{TURN_REWARD}{turn}", 0.0) for turn in range(len(sample.turn_starts)))
+    sample = replace(sample, turn_rewards=rewards if any(rewards) else ())
     return replace(sample, finish_reason=finish_of(scored).value)
 
 

@@ -31,14 +31,14 @@ class OptimizerSpec(ManifestModel):
     """Peak step size. RL wants far less than SFT, and tiny models far more than large ones: 1e-6 suits billions of
     parameters."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """Course after the warm-up; cosine and linear fall to 0 at the stage's last step."""
+    """Course after the warm-up; cosine and linear fall so that the step after the stage's last one would have 0."""
     warmup_steps: Count = 0
-    """Optimizer steps in which the rate rises linearly from 0."""
+    """Optimizer steps before the full rate: the k-th of them has k / (warmupSteps + 1) of it, so none has 0."""
     betas: Annotated[tuple[Beta, Beta], BY_VALUE] = (0.9, 0.95)
     """Decay of the first and second moment; 0.95 forgets outliers sooner than AdamW's 0.999."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the root of the second moment, against division by 0."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Decoupled decay of weights per step, times the learning rate."""
+    """Decoupled decay of weights per step, times the learning rate; biases and norms have none."""
     max_grad_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """Global norm at which gradients are clipped."""

@@ -51,6 +51,15 @@ CASES = [
         {"messages": [SYSTEM, USER]},
         {"messages": [SYSTEM, USER, ASSISTANT]},
     ),
+    # A prompt that is a list of messages, as TRL and verl have it.
+    ({}, {"prompt": [USER], "response": "11"}, {"messages": [USER]}, {"messages": [USER, ASSISTANT]}),
+    (
+        {"systemPrompt": "9", "responseField": "completion"},
+        {"prompt": [USER], "completion": [ASSISTANT]},
+        {"messages": [SYSTEM, USER]},
+        {"messages": [SYSTEM, USER, ASSISTANT]},
+    ),
+    ({"promptField": "question"}, {"question": [USER], "messages": []}, {"messages": [USER]}, None),
 ]  # fmt: skip
 
 
@@ -109,12 +118,21 @@ def test_finished_samples_may_be_conversations() -> None:
         ({"promptField": "question"}, {"question": 1}, "f:7: field `question` must be text, got a number"),
         ({"responseField": "solution"}, {"prompt": "1="}, "f:7: field `solution` is missing"),
         ({"chat": True}, {"prompt": "1="}, "f:7: field `response` is missing"),
+        (RENAMED | {"chat": True}, {"question": "1="}, "f:7: field `solution` is missing; the row has `question`$"),
+        ({}, {"prompt": [USER], "response": 1}, "f:7: field `response` must be text, got a number"),
+        ({}, {"prompt": []}, "f:7: field `prompt`: field `messages` must be a list with at least one message"),
         ({"chat": True}, {"messages": []}, "f:7: field `messages` must be a list with at least one message"),
     ],
 )
 def test_a_fault_names_the_users_own_column(fields: dict[str, object], row: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidData, match=sentence):
         answered_rows([DataRow("f:7", row)], dataset(**fields))
+
+
+def test_of_a_missing_answer_the_fault_names_only_columns_that_the_file_has() -> None:
+    (row,) = answered_rows([DataRow("f:7", {"question": "1="})], dataset(promptField="question"))
+    with pytest.raises(InvalidData, match=r"field `response` is missing; the row has `question`$"):
+        prepare_conversation(row, TOKENIZER, 20)
 
 
 ROWS = [DataRow("a.jsonl:1", {"prompt": "1=", "when": date(2026, 1, 1), "much": Decimal("1.5")})]

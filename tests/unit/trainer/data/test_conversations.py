@@ -31,6 +31,15 @@ def words(tmp_path_factory):
     return HuggingFaceTokenizer(folder)
 
 
+def test_without_a_chat_template_the_fault_names_what_asks_for_one(tmp_path):
+    bare = Tokenizer(models.WordLevel({"<end>": 0}, unk_token="<end>"))
+    PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>").save_pretrained(tmp_path)
+    with pytest.raises(
+        InvalidData, match="no chat template, as messages, `chat` and `systemPrompt` need; give `prompt`"
+    ):
+        HuggingFaceTokenizer(tmp_path).encode_chat_prompt([{"role": "user", "content": "0"}])
+
+
 def test_a_pair_is_learned_from_its_response_on():
     tokenizer = CharacterTokenizer("0123456789=")
     sample = prepare_conversation(DataRow("f:1", {"prompt": "21=", "response": "12"}), tokenizer, 20)

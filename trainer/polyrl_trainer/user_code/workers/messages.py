@@ -51,6 +51,7 @@ class WireSample(msgspec.Struct, frozen=True):
     reward: float
     finish_reason: str
     turn_rewards: tuple[float, ...]
+    turn_starts: tuple[int, ...]
     versions: tuple[int, ...]
     metadata: str
     """JSON, because msgpack's integers end at 64 bits."""
