@@ -5,7 +5,7 @@ small share, which the manifest states, is skipped and counted.
   assistant begins); all further fields reach the reward function as `sample.metadata`.
 - conversations (SFT): `prompt` and `response`, or `messages`; the loss mask is 1 on what the assistant wrote, but for
   messages of `weight` 0. A row's `tools` are shown by the chat template.
-- finished groups (offline RL): `prompt`, `response`, `reward` and `group` (any text or number that a prompt's samples
+- finished groups (offline RL): as conversations, and `reward` and `group` (any text or number that a prompt's samples
   share), perhaps `tokens` with `prompt_length`, and `rollout_log_probs`.
 """
 
@@ -98,8 +98,7 @@ def prepare_sequences(row: DataRow, tokenizer: Tokenizer, max_tokens: int) -> li
         chats, prompt, response = _from_messages(row, tokenizer)
     else:
         prompt, response = text_field(row, "prompt"), text_field(row, "response")
-        ids, prompt_length = _encode(row, tokenizer)
-        chats = [(ids, [0] * prompt_length + [1] * (len(ids) - prompt_length))]
+        chats = [_encode(row, tokenizer)]
     return [_conversation(row, chat, max_tokens, prompt=prompt, response=response) for chat in chats]
 
 
@@ -141,19 +140,24 @@ def _from_messages(row: DataRow, tokenizer: Tokenizer) -> tuple[list[MaskedIds],
     return chats, "", messages[-1]["content"]
 
 
-def _encode(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], int]:
-    """Ids of prompt and response with its end-of-sequence, and how many are the prompt's."""
+def _encode(row: DataRow, tokenizer: Tokenizer) -> MaskedIds:
+    """Prompt and response with its end-of-sequence, which are learned, or a conversation's answers."""
     if "messages" in row.fields:
-        ids, mask = _only(row, _from_messages(row, tokenizer)[0])
-        return ids, mask.index(1)
+        return _only(row, _from_messages(row, tokenizer)[0])
     with row.named_in():
         prompt_ids = tokenizer.encode_prompt(row.fields["prompt"])
-        return [*prompt_ids, *tokenizer.encode_text(row.fields["response"]), tokenizer.eos_id], len(prompt_ids)
+        return _learned_after(prompt_ids, [*tokenizer.encode_text(row.fields["response"]), tokenizer.eos_id])
+
+
+def _learned_after(prompt: list[int], response: list[int]) -> MaskedIds:
+    return [*prompt, *response], [0] * len(prompt) + [1] * len(response)
 
 
 FinishedGroup = tuple[Sample, ...]
 
-_OWN_FIELDS = frozenset({"prompt", "response", "reward", "group", "tokens", "prompt_length", "rollout_log_probs"})
+_OWN_FIELDS = frozenset(
+    {"prompt", "response", "messages", "reward", "group", "tokens", "prompt_length", "rollout_log_probs"}
+)
 
 
 def prepare_finished_groups(rows: Iterable[DataRow], tokenizer: Tokenizer, max_tokens: int) -> list[FinishedGroup]:
@@ -181,18 +185,16 @@ def _group_name(row: DataRow) -> str | int:
 
 
 def _finished(row: DataRow, tokenizer: Tokenizer, max_tokens: int, group: int) -> Sample:
-    # An answer that ended at once has a token and no text.
     has_tokens = "tokens" in row.fields
-    prompt, response = text_field(row, "prompt"), text_field(row, "response", may_be_empty=has_tokens)
+    prompt, response = _last_words(row, may_be_empty=has_tokens)
     reward = _reward(row)
-    ids, prompt_length = _given_tokens(row, tokenizer) if has_tokens else _encode(row, tokenizer)
+    ids, mask = _given_tokens(row, tokenizer) if has_tokens else _encode(row, tokenizer)
     if len(ids) > max_tokens:
         raise row.refuse(f"the sample has {len(ids)} tokens; rollout.engine.maxContext allows {max_tokens}")
-    loss_mask = np.ones(len(ids), dtype=np.float32)
-    loss_mask[:prompt_length] = 0
+    prompt_length = mask.index(1)
     return Sample(
         tokens=np.asarray(ids, dtype=np.int64),
-        loss_mask=loss_mask,
+        loss_mask=np.asarray(mask, dtype=np.float32),
         prompt_length=prompt_length,
         group=group,
         prompt=prompt,
@@ -203,6 +205,17 @@ def _finished(row: DataRow, tokenizer: Tokenizer, max_tokens: int, group: int) -
     )
 
 
+def _last_words(row: DataRow, *, may_be_empty: bool) -> tuple[str, str]:
+    """Prompt and response, of a conversation what was asked and answered last. An answer that ended at once has a token
+    and no text."""
+    if "messages" not in row.fields:
+        return text_field(row, "prompt"), text_field(row, "response", may_be_empty=may_be_empty)
+    *before, answer = messages_field(row)
+    if answer["role"] != "assistant":
+        raise row.refuse("field `messages` must end with the assistant's answer")
+    return before[-1]["content"] if before else "", answer["content"]
+
+
 def _reward(row: DataRow) -> float:
     reward = row.fields.get("reward")
     if not is_number(reward):
@@ -210,7 +223,7 @@ def _reward(row: DataRow) -> float:
     return float(reward)  # type: ignore[arg-type] # a number
 
 
-def _given_tokens(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], int]:
+def _given_tokens(row: DataRow, tokenizer: Tokenizer) -> MaskedIds:
     ids, prompt_length = row.fields["tokens"], row.fields.get("prompt_length")
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise row.refuse("field `tokens` must be a list of token ids")
@@ -218,7 +231,7 @@ def _given_tokens(row: DataRow, tokenizer: Tokenizer) -> tuple[list[int], int]:
         raise row.refuse(f"field `tokens`: {max(ids)} is no token; the tokenizer has {tokenizer.vocabulary}")
     if type(prompt_length) is not int or not 0 < prompt_length < len(ids):
         raise row.refuse(f"field `prompt_length` must be between 1 and {len(ids) - 1}, the number of tokens less one")
-    return ids, prompt_length
+    return _learned_after(ids[:prompt_length], ids[prompt_length:])
 
 
 def _given_log_probs(row: DataRow, length: int, prompt_length: int) -> npt.NDArray[np.float32] | None:

@@ -111,6 +111,41 @@ def test_finished_samples_may_be_conversations() -> None:
     assert (first.prompt, first.response) == ("1=", "11")
 
 
+OFFLINE = {"reward": 1.0, "group": "a"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [USER], "response": "11"},
+        {"prompt": [USER], "response": [ASSISTANT]},
+        {"messages": [USER, ASSISTANT]},
+    ],
+    ids=["a text answers messages", "messages answer messages", "one conversation"],
+)
+def test_finished_samples_may_come_as_messages(row: dict[str, Any]) -> None:
+    rows = answered_rows([DataRow(f"f:{number}", row | OFFLINE) for number in range(2)], dataset())
+    ((first, _),) = prepare_finished_groups(rows, TOKENIZER, 20)
+    assert TOKENIZER.decode(first.tokens.tolist()) == "1=11"
+    assert first.loss_mask.tolist() == [0, 0, 0, 1, 1, 1]
+    assert (first.prompt, first.response) == ("1=", "11")
+    assert first.metadata == {}
+
+
+def test_of_a_finished_conversation_only_what_the_assistant_wrote_is_learned() -> None:
+    turns = [USER, ASSISTANT, {"role": "user", "content": "2="}, {"role": "assistant", "content": "2"}]
+    ((first, _),) = prepare_finished_groups([DataRow("f:1", {"messages": turns} | OFFLINE)] * 2, TOKENIZER, 20)
+    (learned,) = prepare_conversation(DataRow("f:1", {"messages": turns}), TOKENIZER, 20).loss_mask[None]
+    assert first.loss_mask.tolist() == learned.tolist()
+    assert 0 in first.loss_mask[first.prompt_length :]
+    assert (first.prompt, first.response) == ("2=", "2")
+
+
+def test_a_finished_conversation_ends_with_the_answer() -> None:
+    with pytest.raises(InvalidData, match=r"f:1: field `messages` must end with the assistant's answer"):
+        prepare_finished_groups([DataRow("f:1", {"messages": [ASSISTANT, USER]} | OFFLINE)] * 2, TOKENIZER, 20)
+
+
 @pytest.mark.parametrize(
     ("fields", "row", "sentence"),
     [
