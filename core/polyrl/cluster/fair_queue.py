@@ -66,10 +66,14 @@ class FairQueue(Generic[Key]):
 
     def _next(self, tenant: str, waiting: tuple[dict[Key, float], ...]) -> int:
         for urgency, keys in enumerate(waiting):
-            rest, left = any(waiting[urgency + 1 :]), (tenant, urgency) in self._left
-            (self._left.add if keys and rest and not left else self._left.discard)((tenant, urgency))
-            if keys and not (rest and left):
-                return urgency
+            rest = any(waiting[urgency + 1 :])
+            leaves = rest and (tenant, urgency) in self._left
+            self._left.discard((tenant, urgency))
+            if not keys or leaves:
+                continue
+            if rest:
+                self._left.add((tenant, urgency))
+            return urgency
         raise AssertionError("unreachable: a tenant without keys does not wait")
 
     def release(self, tenant: str) -> None:

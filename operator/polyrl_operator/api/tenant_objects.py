@@ -34,8 +34,13 @@ again; at this limit a decision takes 20 ms."""
 JOBS_PAGE: Final = 8
 """Jobs per page of a list: 12 MB, were each as large as the API server stores."""
 IDENTITY_FIELDS: Final = (
-    *("name", "namespace", "uid", "resourceVersion", "generation"),
-    *("creationTimestamp", "deletionTimestamp"),
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
 )
 
 _REMOVED: Final = b'"polyrl.dev/cut-off"'

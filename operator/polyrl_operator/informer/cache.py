@@ -187,7 +187,10 @@ class Cache:
         if not quiet:
             urgency = _urgency(kind, old, new)
             for key in concerned:
-                self._wake(key) if urgency is Urgency.NONE else self._hurry(key, urgency)
+                if urgency is Urgency.NONE:
+                    self._wake(key)
+                else:
+                    self._hurry(key, urgency)
         return old is not new
 
     def forget_absent(self, kind: ResourceKind, namespace: str | None, listed: set[str], version: int) -> int:

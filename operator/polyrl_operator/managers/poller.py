@@ -190,8 +190,12 @@ class _PolledManager:
 def _waking(status: ManagerStatus) -> tuple[object, ...]:
     """What a job is woken for; token counts are not."""
     return (
-        *(status.run_epoch, status.phase, status.step, status.weight_version),
-        *(status.trainer_connected, status.finished),
+        status.run_epoch,
+        status.phase,
+        status.step,
+        status.weight_version,
+        status.trainer_connected,
+        status.finished,
         tuple((fetch.pod, fetch.amount) for fetch in status.fetches),
         tuple((engine.name, engine.state) for engine in status.engines),
     )

@@ -44,9 +44,13 @@ STATUS_SPACING_S: Final = 2.0
 """Least time between two writes of one job's status while no count changes and no condition flips."""
 
 COUNTS: Final = (
-    *(("rollout", field) for field in ("created", "preemptions", "failures")),
-    *(("trainer", field) for field in ("restarts", "disruptions", "failed")),
+    ("rollout", "created"),
+    ("rollout", "preemptions"),
+    ("rollout", "failures"),
     ("manager", "created"),
+    ("trainer", "restarts"),
+    ("trainer", "disruptions"),
+    ("trainer", "failed"),
 )
 """Fields that later decisions rest on and that nothing else remembers."""
 
