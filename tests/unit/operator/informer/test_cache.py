@@ -217,6 +217,26 @@ def test_a_pod_that_outlives_the_trainer_s_job_is_seen_until_it_ends(
     assert names(cache) == ({"j-trainer-0-abc"} if seen else set())
 
 
+def test_a_pod_whose_trainer_s_job_was_never_seen_counts_once_it_is_being_deleted(cache: Cache) -> None:
+    """Somebody took the Job's labels away: it was awaited for as long as its pod lived, and never read."""
+    labels = {"polyrl.dev/job-name": "j", "polyrl.dev/role": "trainer"}
+    running = {"owner": "trainer-uid", "labels": labels, "phase": "Running"}
+    cache.observe(POD, pod("j-trainer-0-abc", 4, **running))
+    assert names(cache) == set()
+    cache.observe(POD, pod("j-trainer-0-abc", 5, **running, deletionTimestamp="2026-01-01T00:00:00Z"))
+    assert names(cache) == {"j-trainer-0-abc"}
+
+
+def test_a_pod_that_nobody_deletes_after_its_job_is_waited_for_no_longer(cache: Cache, clock: Clock) -> None:
+    """As after `kubectl delete --cascade=orphan`."""
+    labels = {"polyrl.dev/job-name": "j", "polyrl.dev/role": "trainer"}
+    cache.observe(TRAINER, pod("j-trainer", 3, uid="trainer-uid"))
+    cache.observe(POD, pod("j-trainer-0-abc", 4, owner="trainer-uid", labels=labels, phase="Running"))
+    cache.observe(TRAINER, pod("j-trainer", 5, uid="trainer-uid"), deleted=True)
+    clock.now += TOMBSTONE_TTL_S
+    assert names(cache) == set()
+
+
 def test_a_deletion_of_ours_shows_until_its_end_or_until_it_is_overdue(cache: Cache, clock: Clock) -> None:
     cache.observe(POD, pod("p", 3))
     cache.expect_deletion("uid-p")
