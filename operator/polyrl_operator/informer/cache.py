@@ -319,8 +319,8 @@ class Cache:
         """Whether it is a trainer's that is being deleted, or will be, since its Job was. A Job that was never seen is
         no reason to wait: it may be there, without its labels."""
         job = Place(TRAINER.name, key.namespace, name=names.trainer_name(key.name))
-        goes = pod.deletion_at is not None or self._expectations.has_ended(job, self._clock())
-        return pod.role is Role.TRAINER and not pod.ended and goes
+        is_leaving = pod.deletion_at is not None or self._expectations.has_ended(job, self._clock())
+        return pod.role is Role.TRAINER and not pod.ended and is_leaving
 
     def _deletion_expected(self, held: CachedObject) -> bool:
         return self._expectations.is_pending(held.uid, self._clock())
