@@ -88,13 +88,14 @@ def inventory(run: Run) -> Counter[str]:
     """The job's objects, by name where the name is fixed and by number where it counts up."""
     found = run.kubectl.items(OWNED, "-l", f"polyrl.dev/job-name={run.name}")
     return Counter(
-        f"{one['kind']}/{one['metadata']['labels'].get('polyrl.dev/role') if counts_up(one) else one['metadata']['name']}"
+        f"{one['kind']}/{called(one)}"
         for one in found
         if "deletionTimestamp" not in one["metadata"] and one.get("status", {}).get("phase") != "Failed"
     )
 
 
-def counts_up(one: dict[str, Any]) -> bool:
-    """Pods, and what is a pod's: a rollout's Secret has its name."""
-    owners = one["metadata"].get("ownerReferences", [])
-    return one["kind"] == "Pod" or any(owner["kind"] == "Pod" for owner in owners)
+def called(one: dict[str, Any]) -> str:
+    """By role: pods, and what is a pod's, for a rollout's Secret has its name."""
+    metadata = one["metadata"]
+    of_pod = any(owner["kind"] == "Pod" for owner in metadata.get("ownerReferences", []))
+    return str(metadata["labels"].get("polyrl.dev/role") if one["kind"] == "Pod" or of_pod else metadata["name"])
