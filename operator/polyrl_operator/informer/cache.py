@@ -356,7 +356,8 @@ class Expectations:
     def ended(self, place: Place, uid: str, version: int, now: float) -> None:
         """What had this name was gone by `version`."""
         self._deletions.pop(uid, None)
-        self._tombstones[place] = (now + TOMBSTONE_TTL_S, max(version, self._tombstones.pop(place, (0.0, 0))[1]))
+        newest = max(version, self._tombstones.pop(place, (0.0, 0))[1])
+        self._tombstones[place] = (now + TOMBSTONE_TTL_S, newest)
         # The oldest come first: thousands of ends within the time cost no look at all of them for each.
         while self._tombstones[oldest := next(iter(self._tombstones))][0] <= now:
             del self._tombstones[oldest]

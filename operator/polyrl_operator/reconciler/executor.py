@@ -155,11 +155,15 @@ class Executor:
     async def _keep_keys(
         self, owner: Owner, action: actions.MakeKeys | actions.RenewCertificate, result: ExecutionResult
     ) -> None:
+        if isinstance(action, actions.MakeKeys):
+            await self._make_keys(owner, action, result)
+        else:
+            await self._renew_certificate(owner, action)
+
+    async def _make_keys(self, owner: Owner, action: actions.MakeKeys, result: ExecutionResult) -> None:
         """All keys first, then what is missing of their copies, from those that are stored: after a crash in between,
         and beside another operator, too. Nothing is copied while a copy of others is there: half of two generations
         would look like a run, and none of its workers would reach another."""
-        if isinstance(action, actions.RenewCertificate):
-            return await self._renew_certificate(owner, action)
         root = await self._create(owner, keys_secret(owner, action), result)
         if root is None:
             return

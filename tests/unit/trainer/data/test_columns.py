@@ -135,7 +135,7 @@ def test_finished_samples_may_come_as_messages(row: dict[str, Any]) -> None:
 def test_of_a_finished_conversation_only_what_the_assistant_wrote_is_learned() -> None:
     turns = [USER, ASSISTANT, {"role": "user", "content": "2="}, {"role": "assistant", "content": "2"}]
     ((first, _),) = prepare_finished_groups([DataRow("f:1", {"messages": turns} | OFFLINE)] * 2, TOKENIZER, 20)
-    (learned,) = prepare_conversation(DataRow("f:1", {"messages": turns}), TOKENIZER, 20).loss_mask[None]
+    learned = prepare_conversation(DataRow("f:1", {"messages": turns}), TOKENIZER, 20).loss_mask
     assert first.loss_mask.tolist() == learned.tolist()
     assert 0 in first.loss_mask[first.prompt_length :]
     assert (first.prompt, first.response) == ("2=", "2")
