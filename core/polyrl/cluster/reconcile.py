@@ -7,7 +7,7 @@
     suspended                              the trainer ends, then rollouts, then the manager; volumes and counters stay
     ended                                  the same, and after its ttl the job itself is deleted
 
-Each line's policy lies in a module of its own: `acceptance`, `lifecycle`, `autoscaling`, `fleet`, `reporting`.
+Each line's policy lies in a module of its own: `acceptance`, `lifecycle`, `scaling`, `fleet`, `reporting`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Final
 from polyrl.cluster import names
 from polyrl.cluster.acceptance import Acceptance, acceptance
 from polyrl.cluster.actions import Action, Annotate, Create, Delete, MakeEngineKeys, ReconcileResult, RenewCertificate
-from polyrl.cluster.autoscaling import ScaleDecision, between_steps, scale_decision, stale_at
 from polyrl.cluster.fleet import singletons
 from polyrl.cluster.fleet.certificate import renewal
 from polyrl.cluster.fleet.plan import ended_engines, fleet_plan, release_rollouts, rollout_keys, vanished
@@ -36,6 +35,7 @@ from polyrl.cluster.reporting.conditions import stall_due
 from polyrl.cluster.reporting.events import condition_events, fleet_events
 from polyrl.cluster.reporting.status import job_status, refused
 from polyrl.cluster.resources.owner import Settings
+from polyrl.cluster.scaling.decision import ScaleDecision, between_steps, scale_decision, stale_at
 from polyrl.cluster.state import LastSeenPod, ReconcileState
 from polyrl.cluster.timestamps import earliest
 from polyrl.manifest.spec import OPERATOR

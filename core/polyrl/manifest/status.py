@@ -172,6 +172,8 @@ class ScalingStatus(StatusPart):
     """What the newest steps asked for, the last one newest: as many as scaling.gap looks back on."""
     last_scale_time: Time | None = None
     """When the size last changed."""
+    last_change: Annotated[int, Field(ge=-1024, le=1024)] = 0
+    """By how many that raised it; below 0 where it fell."""
     last_reason: Text = ""
     """The decision as a sentence."""
 

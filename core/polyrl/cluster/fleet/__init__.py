@@ -6,5 +6,5 @@
     singletons       fixed children, the manager's pod, the trainer's Job
     removal          deletions, by force where a node is dead
 
-How many rollouts are desired is decided in `autoscaling`.
+How many rollouts are desired is decided in `scaling`.
 """

@@ -19,7 +19,6 @@ from typing import Final
 
 from polyrl.cluster import names
 from polyrl.cluster.actions import Action, Annotate, Create, Delete, DrainEngine, MakeEngineKeys
-from polyrl.cluster.autoscaling import affordable_on_demand
 from polyrl.cluster.fleet.capacity_split import CapacitySplit, base, capacity_split
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.fleet.removal import release
@@ -28,6 +27,7 @@ from polyrl.cluster.observation.exactly_once import LossCounter, LossNumber, ass
 from polyrl.cluster.observation.facts import PodPhase
 from polyrl.cluster.observation.rollouts import PodState, RolloutPod, next_due, of_pool
 from polyrl.cluster.resources.workers import rollout_pod
+from polyrl.cluster.scaling.prices import affordable_on_demand
 from polyrl.cluster.state import LastSeenPod
 from polyrl.cluster.timestamps import earliest, millisecond
 from polyrl.manifest.status import DisruptionKind

@@ -8,5 +8,5 @@
     rollouts                   the state of each rollout pod, and why one failed
     exactly_once               counters of lost pods
 
-Nothing here decides what follows; `autoscaling`, `fleet` and `reporting` read it.
+Nothing here decides what follows; `scaling`, `fleet` and `reporting` read it.
 """

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from polyrl.cluster.acceptance import Acceptance
-from polyrl.cluster.autoscaling import ScaleDecision
 from polyrl.cluster.fleet.pools import PoolView
 from polyrl.cluster.lifecycle import Lifecycle
 from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext
 from polyrl.cluster.observation.disruption import DisruptionNotice
 from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.rollouts import PodState, RolloutPod
+from polyrl.cluster.scaling.decision import ScaleDecision
 from polyrl.cluster.state import LastSeenPod
 
 

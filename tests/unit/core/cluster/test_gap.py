@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from polyrl.cluster.autoscaling import Sizing, hourly, new_steps, recommend, sizing
+from polyrl.cluster.scaling.gap import FleetSize, Sizing, new_steps, recommend, sizing
+from polyrl.cluster.scaling.prices import hourly
 from polyrl.manifest.job import JobSpec, PolyRLJob
 from polyrl.status import FinishedStep
 
@@ -42,7 +43,7 @@ def measured(build: Any) -> Callable[..., list[FinishedStep]]:
 def test_throughput(build: Any, measured: Any, times: tuple[int, float, float, float], expected: int) -> None:
     """`times`: engines, rollout, training and reserved seconds."""
     spec = build.job({"maxReplicas": 100}).spec
-    assert recommend(spec, measured(*times), 0) == expected
+    assert recommend(spec, measured(*times), FleetSize(0)) == expected
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_budget(build: Any, measured: Any, budget: float, base: int, num_on_dema
     scaling = {"objective": "ThroughputUnderBudget", "budgetPerHour": budget}
     capacity = {"baseOnDemand": base}
     spec = build.job({"maxReplicas": 100, "capacity": capacity}, scaling=scaling, pricing=PRICES).spec
-    assert recommend(spec, measured(4, 30.0, 20.0), num_on_demand) == expected
+    assert recommend(spec, measured(4, 30.0, 20.0), FleetSize(0, num_on_demand=num_on_demand)) == expected
     assert expected == 0 or hourly(spec, expected, num_on_demand) <= budget
 
 
@@ -73,13 +74,13 @@ def test_cost(build: Any, measured: Any, reserved: float, expected: int) -> None
     spec = build.job(
         {"maxReplicas": 100}, scaling={"objective": "Cost"}, pricing=PRICES | {"reservedPerHour": reserved}
     ).spec
-    assert recommend(spec, measured(4, 30.0, 20.0), 0) == expected
+    assert recommend(spec, measured(4, 30.0, 20.0), FleetSize(0)) == expected
 
 
 def test_cost_weighs_both(build: Any, measured: Any) -> None:
     """With W = 120, T = 20, rest 1: 3 cost 41 s x 13 = 533, 6 cost 21 s x 16 = 336, and 5 cost 25 s x 15 = 375."""
     spec = build.job({"maxReplicas": 100}, scaling={"objective": "Cost"}, pricing=PRICES).spec
-    assert recommend(spec, measured(4, 30.0, 20.0), 0) == 6
+    assert recommend(spec, measured(4, 30.0, 20.0), FleetSize(0)) == 6
 
 
 GAP = {"tolerancePercent": 10, "scaleUpWindowSteps": 2, "scaleDownWindowSteps": 3}
@@ -88,7 +89,7 @@ GAP = {"tolerancePercent": 10, "scaleUpWindowSteps": 2, "scaleDownWindowSteps": 
 def decide(build: Any, spec: JobSpec, sizes: list[int], current: int, *, cooled: bool = True) -> Sizing:
     """`sizes` asked for by consecutive steps, the last of which is decided on now (with 20 s of training)."""
     step = build.step(7, 4, rollout_s=sizes[-1] * 5.0, train_s=20.0)
-    return sizing(spec, [step], 6, current, tuple(sizes[:-1]), cooled, 0)
+    return sizing(spec, [step], 6, tuple(sizes[:-1]), FleetSize(current, cooled=cooled))
 
 
 @pytest.mark.parametrize(
@@ -116,9 +117,66 @@ def test_windows_and_bounds(build: Any, sizes: list[int], current: int, expected
 
 def test_dead_band_asks_for_what_is(build: Any, measured: Any) -> None:
     spec = build.job(scaling={"gap": GAP | {"scaleUpWindowSteps": 1}}).spec
-    near = sizing(spec, measured(4, 22.0, 20.0, step_seconds=30.0), 6, 4, (), True, 0)
-    beyond = sizing(spec, measured(4, 24.0, 20.0, step_seconds=30.0), 6, 4, (), True, 0)
+    near = sizing(spec, measured(4, 22.0, 20.0, step_seconds=30.0), 6, (), FleetSize(4))
+    beyond = sizing(spec, measured(4, 24.0, 20.0, step_seconds=30.0), 6, (), FleetSize(4))
     assert (near.desired_replicas, beyond.desired_replicas) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("rollout_s", "step_s", "last_change", "expected"),
+    [
+        pytest.param(24.0, 30.0, 1, 5, id="13 % longer, and it grew last"),
+        pytest.param(24.0, 30.0, -1, 4, id="13 % longer, and it shrank last"),
+        pytest.param(24.0, 20.0, -1, 5, id="20 % longer, and it shrank last"),
+        pytest.param(14.0, 46.0, -1, 3, id="13 % shorter, and it shrank last"),
+        pytest.param(14.0, 46.0, 1, 4, id="13 % shorter, and it grew last"),
+        pytest.param(14.0, 30.0, 1, 3, id="20 % shorter, and it grew last"),
+    ],
+)
+def test_who_turns_round_has_a_wider_dead_band(
+    build: Any, measured: Any, rollout_s: float, step_s: float, last_change: int, expected: int
+) -> None:
+    spec = build.job(scaling={"gap": GAP | {"scaleUpWindowSteps": 1, "scaleDownWindowSteps": 1}}).spec
+    steps = measured(4, rollout_s, 20.0, step_seconds=step_s)
+    assert sizing(spec, steps, 6, (), FleetSize(4, last_change=last_change)).desired_replicas == expected
+
+
+@pytest.mark.parametrize(
+    ("current", "last_change", "expected"),
+    [
+        pytest.param(14, 0, 16, id="of no change yet it grows to what pays"),
+        pytest.param(12, 4, 16, id="later where it surely pays, and as far"),
+        pytest.param(15, 4, 15, id="not where that is in doubt"),
+        pytest.param(20, 4, 20, id="nor does it shrink where that is in doubt"),
+        pytest.param(40, 4, 22, id="but where it surely does not pay"),
+    ],
+)
+def test_of_sizes_that_pay_alike_the_one_there_is_stays(
+    build: Any, measured: Any, current: int, last_change: int, expected: int
+) -> None:
+    """A tail of 59 s, 240 s of work, rest of 1 s: 16 pay, 14 surely do, more than 22 surely do not."""
+    spec = build.job({"maxReplicas": 100}).spec
+    steps = measured(16, 59.0 + 240.0 / 16, 20.0, shared_s=240.0)
+    assert recommend(spec, steps, FleetSize(current, last_change=last_change)) == expected
+
+
+@pytest.mark.parametrize(
+    ("current", "last_change", "expected"),
+    [
+        pytest.param(6, 0, 6, id="the cheapest"),
+        pytest.param(4, 0, 6, id="what saves enough"),
+        pytest.param(4, -1, 6, id="also where it turns round"),
+        pytest.param(7, 0, 6, id="3.7 % are enough"),
+        pytest.param(7, 1, 7, id="not where it turns round"),
+    ],
+)
+def test_for_the_price_alone_a_change_must_save_enough(
+    build: Any, measured: Any, current: int, last_change: int, expected: int
+) -> None:
+    """6 cost 21 s x 26 = 546, 4 cost 31 s x 24 = 744, 7 cost 21 s x 27 = 567."""
+    prices = PRICES | {"reservedPerHour": 20.0}
+    spec = build.job({"maxReplicas": 100}, scaling={"objective": "Cost"}, pricing=prices).spec
+    assert recommend(spec, measured(4, 30.0, 20.0), FleetSize(current, last_change=last_change)) == expected
 
 
 def test_cooldown_holds_and_the_window_is_kept(build: Any) -> None:
@@ -131,13 +189,13 @@ def test_cooldown_holds_and_the_window_is_kept(build: Any) -> None:
 
 def test_unsteady_step_moves_nothing(build: Any, measured: Any) -> None:
     spec = build.job(scaling={"gap": GAP}).spec
-    sized = sizing(spec, measured(4, 60.0, 20.0, steady=False), 6, 4, (6,), True, 0)
+    sized = sizing(spec, measured(4, 60.0, 20.0, steady=False), 6, (6,), FleetSize(4))
     assert (sized.desired_replicas, sized.window, sized.changed) == (4, (6,), False)
 
 
 def test_decision_states_its_numbers(build: Any, measured: Any) -> None:
     spec = build.job(scaling={"gap": GAP | {"scaleUpWindowSteps": 1}}).spec
-    assert sizing(spec, measured(4, 30.0, 20.0), 6, 4, (), True, 0).why == (
+    assert sizing(spec, measured(4, 30.0, 20.0), 6, (), FleetSize(4)).why == (
         "step 7: 4 engines generated for 30.0 s, training took 20.0 s of 31.0 s, gap 32 %, one engine more would have"
         " saved 6.0 s: asks for 6, 4 -> 6"
     )
@@ -148,9 +206,9 @@ def test_steps_that_ended_unseen_ask_each_and_one_change_is_made(build: Any) -> 
     gap = {"scaleUpWindowSteps": 3, "maxScaleUpPerStep": 2}
     spec = build.job({"maxReplicas": 64}, scaling={"gap": gap}).spec
     steps = [build.step(number, 4, rollout_s=60.0, train_s=20.0) for number in (5, 6, 7, 8)]
-    sized = sizing(spec, steps, 5, 4, (9,), True, 0)
+    sized = sizing(spec, steps, 5, (9,), FleetSize(4))
     assert (sized.window, sized.desired_replicas) == ((12, 12, 12), 6)
-    assert sizing(spec, steps[:2], 5, 4, (9,), True, 0).window == (9, 12)
+    assert sizing(spec, steps[:2], 5, (9,), FleetSize(4)).window == (9, 12)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +270,7 @@ def test_any_measurement_gives_a_size_within_bounds(
         steady=True,
     )
     start = max(1, min(current, 8))
-    sized = sizing(spec, [step], 0, start, (), True, 0)
+    sized = sizing(spec, [step], 0, (), FleetSize(start))
     assert 1 <= sized.desired_replicas <= 8
     assert -1 <= sized.desired_replicas - start <= 4
     assert sized.why

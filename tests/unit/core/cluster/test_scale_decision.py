@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyrl.cluster.autoscaling import between_steps, scale_decision, stale_at
+from polyrl.cluster.scaling.decision import between_steps, scale_decision, stale_at
 from polyrl.cluster.timestamps import millisecond, second
 from polyrl.manifest.status import ScalingStatus
 from polyrl.status import MAX_MEASURE, FinishedStep
@@ -47,8 +47,24 @@ def test_a_measured_step_moves_the_number_once_cooled(build: Any, scaled_ago: fl
     assert (decision.desired_replicas, bool(decision.changed)) == (desired, desired != 3)
     assert (decision.scaling.last_step, decision.scaling.recommended_replicas) == (7, 6)
     assert (decision.scaling.last_scale_time == millisecond(build.now)) == (desired != 3)
-
+    assert decision.scaling.last_change == desired - 3
     assert decision.scaling.window == [6]
+
+
+@pytest.mark.parametrize(("last_change", "desired"), [(2, 4), (-2, 3)], ids=["it grew last", "it shrank last"])
+def test_which_way_the_number_went_last_is_in_the_status(build: Any, last_change: int, desired: int) -> None:
+    """A step that is 12 % longer than training is within the dead band of who would turn round."""
+    status = {
+        "startTime": second(build.now - 999),
+        "rollout": {"desiredReplicas": 3},
+        "scaling": {"lastChange": last_change},
+    }
+    steps = (build.step(7, 3, rollout_s=23.0, train_s=20.0, step_seconds=25.0),)
+    decision = scale_decision(
+        build.ctx(build.job(scaling=GAP), status, manager=build.manager(step=7, finished_steps=steps)), []
+    )
+    assert decision.desired_replicas == desired
+    assert decision.scaling.last_change == (1 if last_change > 0 else -2)
 
 
 def test_a_step_is_measured_once_whoever_looks(build: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.step_model import StepModel, fit_steps, is_measure
+from polyrl.cluster.scaling.step_model import StepModel, fit_steps, is_measure
 
 SHAPE = StepModel(40.0, 240.0)
 
@@ -18,7 +18,7 @@ SHAPE = StepModel(40.0, 240.0)
         pytest.param([8], 0.7, 0.3, id="one step: as wrong as reported"),
         pytest.param([8] * 4, 0.7, 0.3, id="of one size it stays so"),
         pytest.param([4, 8, 16], 3.0, 0.2, id="what was seen overrules what was reported"),
-        pytest.param([4, 8, 16], 0.5, 0.2, id="in both directions"),
+        pytest.param([4, 8, 16], 0.5, 0.3, id="in both directions"),
         pytest.param([2, 3, 4, 4], 1.5, 0.1, id="sizes close by, where b is most of the step"),
     ],
 )

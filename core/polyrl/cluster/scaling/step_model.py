@@ -20,7 +20,7 @@ from typing import Final
 
 from polyrl.status import FinishedStep
 
-NOISE: Final = 0.05
+NOISE: Final = 0.08
 """Of a step's seconds, as a part of them: prompts differ."""
 
 REPORT_ERROR: Final = 0.25

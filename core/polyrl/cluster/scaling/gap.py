@@ -1,0 +1,211 @@
+"""What finished steps ask for: so many rollouts that generation keeps pace with training, steadied against noise.
+
+Generation by n engines takes a + b / n seconds, fitted to the steps that were seen (`step_model`); training takes T:
+
+    Throughput                the least n' with a + b / n' <= T: more engines would wait for the trainer, fewer make the
+                              trainer wait; but none whose gain is below LEAST_STEP_GAIN
+    ThroughputUnderBudget     the same, and whoever decides, never more than budgetPerHour pays for
+    Cost                      the n' for which step time x hourly price is least; step time is max(T, a + b / n') plus
+                              what is neither generating nor training, and with n' = 0 it is T plus a + b on the
+                              reserved engine. Without pricing.reservedPerHour only rollouts cost money, and the answer
+                              is min
+
+A rollout counts as much as the reserved engine, for the seconds in which that may generate; engines that came or went
+during a step count for the time that they were there. The manager has integrated that, and keeps it
+(`status.FinishedStep`); what steps asked for is in the job's status. So nothing hangs on this process: one that starts
+anew goes on with the steps that ended meanwhile, and counts none twice.
+Not measured: a trainer's first step, in which engines still started.
+Then: within the dead band nothing grows, and only what does not pay shrinks; the band is wider for who would turn
+round, since a fleet at its edge would follow the noise to and fro; up by the least of the window, down by the most;
+each bounded per step; none within the cooldown; always within minReplicas and maxReplicas. "Now" is the desired number,
+which counts rollouts that are still starting or that capacity withholds, so that a slow start is not answered with more
+of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from polyrl.cluster.scaling.prices import affordable, hourly
+from polyrl.cluster.scaling.step_model import LEAST_STEP_GAIN, SHORTEST_S, StepModel, fit_steps, is_measure
+from polyrl.manifest.scaling import Objective
+from polyrl.manifest.spec import JobSpec
+from polyrl.status import FinishedStep
+
+STICKINESS: Final = 3.0
+"""A fleet shrinks only where engines gain less than LEAST_STEP_GAIN divided by 1 + this x tolerance: no fit is exact,
+and what just paid must not be given back for its error. After its first change it grows only where they gain more than
+LEAST_STEP_GAIN times 1 + tolerance, and then as far as it pays at all."""
+
+TURNING: Final = 1.5
+"""The dead band is so much wider for a change against the direction of the last one. Where steps differ by 8 % by
+chance, one fleet in seventeen went to and fro without it and without what STICKINESS says of growing. What became
+longer or shorter for good is answered a little later instead."""
+
+
+LEAST_SAVING: Final = 0.03
+"""With objective Cost a change must save so much of a step's price, TURNING times it where it turns round: sizes near
+the cheapest cost hardly more, and by each step's noise another one of them is the cheapest."""
+
+
+@dataclass(frozen=True)
+class FleetSize:
+    """Rollouts before a decision."""
+
+    rollouts: int
+    last_change: int = 0
+    """By how many the newest change raised their number; 0: there was none."""
+    num_on_demand: int = 0
+    """Of now, for the budget."""
+    cooled: bool = True
+    """The newest change is longer ago than the cooldown."""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What a step's measurement led to."""
+
+    desired_replicas: int
+    """Rollouts from now on."""
+    recommended: int
+    """What the step alone asks for, before windows and bounds."""
+    window: tuple[int, ...]
+    """What the newest steps asked for."""
+    why: str
+    """The decision with its numbers."""
+    changed: bool = False
+
+
+def clamp(spec: JobSpec, desired: int) -> int:
+    """Within minReplicas and maxReplicas."""
+    return max(spec.rollout.min_replicas, min(desired, spec.rollout.max_replicas))
+
+
+def sizing(
+    spec: JobSpec, steps: Sequence[FinishedStep], last: int, window: tuple[int, ...], fleet: FleetSize
+) -> Sizing:
+    """After finished `steps`, of which those after step `last` are new. `window`: what those before asked for."""
+    newest, rule, current = steps[-1], spec.scaling.gap, fleet.rollouts
+    prefix, asked = _describe(newest), current
+    new = new_steps(steps, last)
+    for place, step in enumerate(steps):
+        if step.steady and step in new:
+            asked = _asked(spec, steps[: place + 1], fleet)
+            window = (*window, asked)[-max(rule.scale_up_window_steps, rule.scale_down_window_steps) :]
+    if not newest.steady:
+        return Sizing(current, asked, window=window, why=f"{prefix}; not measured, because it was no ordinary step")
+    desired = _steadied(spec, current, window)
+    if desired == current:
+        return Sizing(current, asked, window=window, why=f"{prefix}: asks for {asked}, stays at {current}")
+    if not fleet.cooled:
+        pause = f"until {rule.cooldown_seconds} s after the last change"
+        return Sizing(current, asked, window=window, why=f"{prefix}: asks for {asked}, stays at {current} {pause}")
+    return Sizing(
+        desired, asked, window=window, why=f"{prefix}: asks for {asked}, {current} -> {desired}", changed=True
+    )
+
+
+def new_steps(steps: Sequence[FinishedStep], last: int) -> Sequence[FinishedStep]:
+    """Those after step `last`. A trainer that went back to a checkpoint does steps again; a newest
+    step before `last` shows that."""
+    if not steps or steps[-1].step == last:
+        return ()
+    return [step for step in steps if step.step > last] or steps[-1:]
+
+
+def _asked(spec: JobSpec, steps: Sequence[FinishedStep], fleet: FleetSize) -> int:
+    """The dead band is about keeping pace, and about the whole fleet: a rollout that was lost for half a step comes
+    back by itself. Who surely gains nothing leaves there as well: a tail that takes as long as training is within it
+    with any fleet. With objective Cost the cheapest fleet need not keep pace."""
+    newest, model, current = steps[-1], _model(steps), fleet.rollouts
+    rollout_s = model.seconds(max(newest.engines, current)) if is_measure(newest) else newest.rollout_seconds
+    gap, rule = _gap(newest, rollout_s), spec.scaling.gap
+    band = rule.tolerance_percent * (TURNING if gap * fleet.last_change < 0 else 1)
+    if abs(gap) <= band and spec.scaling.objective is not Objective.COST:
+        return min(current, model.wanted(0.0, _rest(newest), _sure_loss(spec))) if is_measure(newest) else current
+    return recommend(spec, steps, fleet)
+
+
+def _model(steps: Sequence[FinishedStep]) -> StepModel:
+    """By all of them, as of the last one."""
+    if not is_measure(steps[-1]):
+        return StepModel(0.0, 0.0)
+    return fit_steps([step for step in steps if is_measure(step)]).through(steps[-1])
+
+
+def recommend(spec: JobSpec, steps: Sequence[FinishedStep], fleet: FleetSize) -> int:
+    """Rollouts that the objective asks for after the last of these steps, before bounds."""
+    newest, model = steps[-1], _model(steps)
+    match spec.scaling.objective:
+        case Objective.THROUGHPUT:
+            return _keeping_pace(spec, newest, model, fleet)
+        case Objective.THROUGHPUT_UNDER_BUDGET:
+            return affordable(spec, _keeping_pace(spec, newest, model, fleet), fleet.num_on_demand)
+        case Objective.COST:
+            return _cheapest(spec, newest, model, fleet)
+
+
+def _keeping_pace(spec: JobSpec, newest: FinishedStep, model: StepModel, fleet: FleetSize) -> int:
+    """As many as pay; so many as there are where it is not sure that more do, or that fewer would."""
+    wanted = partial(model.wanted, newest.train_seconds, _rest(newest))
+    doubt = spec.scaling.gap.tolerance_percent / 100 if fleet.last_change else 0.0
+    if wanted(LEAST_STEP_GAIN * (1 + doubt)) > fleet.rollouts:
+        return wanted()
+    return min(fleet.rollouts, wanted(_sure_loss(spec)))
+
+
+def _sure_loss(spec: JobSpec) -> float:
+    """What is gained less by surely does not pay."""
+    return LEAST_STEP_GAIN / (1 + STICKINESS * spec.scaling.gap.tolerance_percent / 100)
+
+
+def _rest(step: FinishedStep) -> float:
+    """Seconds of it that are neither generating nor training."""
+    return max(0.0, step.step_seconds - max(step.rollout_seconds, step.train_seconds))
+
+
+def _gap(step: FinishedStep, rollout_s: float) -> float:
+    """In per cent of the step."""
+    return 100 * (rollout_s - step.train_seconds) / max(step.step_seconds, SHORTEST_S)
+
+
+def _describe(step: FinishedStep) -> str:
+    gap = _gap(step, step.rollout_seconds)
+    return (
+        f"step {step.step}: {step.engines:.3g} engines generated for {step.rollout_seconds:.1f} s, training took"
+        f" {step.train_seconds:.1f} s of {step.step_seconds:.1f} s, gap {gap:.0f} %, one engine more would have saved"
+        f" {step.next_engine_saves_seconds:.1f} s"
+    )
+
+
+def _steadied(spec: JobSpec, current: int, window: tuple[int, ...]) -> int:
+    rule = spec.scaling.gap
+    ups, downs = window[-rule.scale_up_window_steps :], window[-rule.scale_down_window_steps :]
+    if len(ups) == rule.scale_up_window_steps and min(ups) > current:
+        return clamp(spec, min(min(ups), current + rule.max_scale_up_per_step))
+    if len(downs) == rule.scale_down_window_steps and max(downs) < current:
+        return clamp(spec, max(max(downs), current - rule.max_scale_down_per_step))
+    return current
+
+
+def _cheapest(spec: JobSpec, newest: FinishedStep, model: StepModel, fleet: FleetSize) -> int:
+    """The size at which a step costs least; that of now where no other saves enough."""
+    cost = partial(_cost, spec, newest, model)
+    most = clamp(spec, model.wanted(newest.train_seconds, _rest(newest)))
+    found = min(range(spec.rollout.min_replicas, most + 1), key=lambda n: (cost(n), n))
+    turns = (found - fleet.rollouts) * fleet.last_change < 0
+    saves_too_little = cost(found) > cost(fleet.rollouts) * (1 - LEAST_SAVING * (TURNING if turns else 1))
+    return fleet.rollouts if saves_too_little else found
+
+
+def _cost(spec: JobSpec, step: FinishedStep, model: StepModel, rollouts: int) -> float:
+    """Cost of one step with that many rollouts, in pricing.currency."""
+    train_s = step.train_seconds
+    paced = max(train_s, model.seconds(rollouts)) if rollouts else train_s + model.seconds(1)
+    if rollouts == 0 and not spec.trainer.reserved_engine:
+        return math.inf
+    return (paced + _rest(step)) * ((spec.pricing.reserved_per_hour or 0.0) + hourly(spec, rollouts)) / 3600
