@@ -45,7 +45,8 @@ SHUTDOWN_S: Final = 15.0
 
 NODE_KNOWN_S: Final = 60.0
 """A node that a pod is bound to reaches our watch within that time, if it exists; timed by our own reconciles, as pods
-and nodes come by different watches. One that was seen before and is not there now is gone at once."""
+and nodes come by different watches, and from each pod's binding: pods that follow each other on a node that no list has
+were made three a second. One that was seen before and is not there now is gone at once."""
 
 RENAMED_S: Final = 5.0
 """A node made so much later than its pod was bound is another machine under that name; timestamps are whole seconds."""
@@ -99,7 +100,8 @@ def absence_due(pod: PodFacts, ctx: ReconcileContext) -> float | None:
         return None
     if pod.node in ctx.state.nodes:
         return ctx.now
-    return ctx.state.absent_since.get(pod.node, ctx.now) + NODE_KNOWN_S
+    since = ctx.state.absent_since.get(pod.node, ctx.now)
+    return max(since, pod.scheduled_at or since) + NODE_KNOWN_S
 
 
 def is_gone(pod: PodFacts, ctx: ReconcileContext) -> bool:
