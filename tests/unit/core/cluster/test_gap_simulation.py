@@ -22,12 +22,16 @@ NOISES = [0.03, 0.08]
 REPORT_BIAS = 0.2
 """The manager's split of a step is wrong by up to so much in a whole run, and by half of that from step to step."""
 SHAPES = [(fixed_s, work) for fixed_s in (0.0, 15.0, 45.0, 75.0, 150.0) for work in (240.0, 480.0, 960.0, 1920.0)]
+GROWING = [(0.0, 480.0), (15.0, 480.0), (15.0, 960.0), (45.0, 240.0), (75.0, 480.0)]
 SETTLED = 10
 STEPS = 40
 
 
-def run(build: Any, spec: JobSpec, shape: StepModel, start: int, seed: int, noise: float = NOISES[0]) -> list[int]:
-    """Sizes step by step; each step loses a rollout with 10 % and has it back half-way."""
+def run(
+    build: Any, spec: JobSpec, shape: StepModel, start: int, seed: int, noise: float = NOISES[0], growth: float = 0.0
+) -> list[int]:
+    """Sizes step by step; each step loses a rollout with 10 % and has it back half-way. `growth`: of answers, by each
+    step."""
     draw = random.Random(seed)
     bias = draw.uniform(1 - REPORT_BIAS, 1 + REPORT_BIAS)
     window: tuple[int, ...] = ()
@@ -35,8 +39,9 @@ def run(build: Any, spec: JobSpec, shape: StepModel, start: int, seed: int, nois
     current, sizes, change = start, [], 0
     for number in range(1, STEPS + 1):
         engines = max(0.5, current - 0.5 * (draw.random() < 0.1))
-        rollout_s = shape.seconds(engines) * draw.uniform(1 - noise, 1 + noise)
-        shared_s = shape.shared_s * bias * draw.uniform(1 - REPORT_BIAS / 2, 1 + REPORT_BIAS / 2)
+        work = grown(shape, growth, number)
+        rollout_s = work.seconds(engines) * draw.uniform(1 - noise, 1 + noise)
+        shared_s = work.shared_s * bias * draw.uniform(1 - REPORT_BIAS / 2, 1 + REPORT_BIAS / 2)
         step = build.step(
             number, engines, rollout_s=rollout_s, train_s=TRAIN_S, shared_s=min(shared_s, engines * rollout_s)
         )
@@ -48,6 +53,12 @@ def run(build: Any, spec: JobSpec, shape: StepModel, start: int, seed: int, nois
         current, window = sized.desired_replicas, sized.window
         sizes.append(current)
     return sizes
+
+
+def grown(shape: StepModel, growth: float, step: int) -> StepModel:
+    """Of a model whose answers are longer by then."""
+    longer = 1 + growth * step
+    return StepModel(shape.fixed_s * longer, shape.shared_s * longer)
 
 
 def step_s(shape: StepModel, engines: int) -> float:
@@ -76,6 +87,19 @@ def test_at_the_knee_within_ten_steps_never_away(
         assert max(step_s(shape, n) for n in settled) <= 1.09 * step_s(shape, knee), (knee, sizes)
         assert 0.75 * knee <= min(settled) <= max(settled) <= 1.5 * knee + 1, (knee, sizes)
         assert_one_way(settled)
+
+
+@pytest.mark.parametrize(("growth", "most"), [(1 / 40, 1.15), (-1 / 80, 1.07)], ids=["answers double", "they halve"])
+@pytest.mark.parametrize(("fixed_s", "work"), GROWING, ids=[f"{a:.0f} s and {b:.0f} s" for a, b in GROWING])
+def test_a_fleet_follows_answers_that_grow(build: Any, fixed_s: float, work: float, growth: float, most: float) -> None:
+    """More engines and longer steps looked as if engines did not help: fleets shrank, and steps took twice as long as
+    they had to."""
+    shape, spec = StepModel(fixed_s, work), build.job({"minReplicas": 1, "maxReplicas": 64}).spec
+    for seed in range(6):
+        sizes = run(build, spec, shape, start=8, seed=seed, noise=0.05, growth=growth)
+        for number, size in enumerate(sizes[SETTLED:], SETTLED + 1):
+            now = grown(shape, growth, number)
+            assert step_s(now, size) <= most * step_s(now, min(64, now.wanted(TRAIN_S, REST_S))), (number, sizes)
 
 
 @pytest.mark.parametrize("reserved_per_hour", [10.0, 100.0], ids=["a trainer of 10", "a trainer of 100"])

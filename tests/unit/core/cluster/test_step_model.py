@@ -33,6 +33,23 @@ def test_b_is_found(build: Any, sizes: list[int], reported: float, within: float
     assert model.through(steps[-1]).seconds(sizes[-1]) == pytest.approx(steps[-1].rollout_seconds)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "growth"),
+    [
+        pytest.param(range(4, 12), 0.03, id="a fleet grows with its answers"),
+        pytest.param(range(11, 3, -1), -0.015, id="it shrinks with them"),
+    ],
+)
+def test_answers_that_grow_do_not_hide_what_engines_gain(build: Any, sizes: range, growth: float) -> None:
+    """Four steps of each size. b was 0: with more engines steps took longer."""
+    steps = []
+    for number, size in enumerate(size for size in sizes for _ in range(4)):
+        longer = 1 + growth * number
+        rollout_s, shared_s = SHAPE.seconds(size) * longer, SHAPE.shared_s * longer
+        steps.append(build.step(number, size, rollout_s=rollout_s, train_s=20.0, shared_s=shared_s))
+    assert fit_steps(steps).through(steps[-1]).shared_s == pytest.approx(shared_s, rel=0.5)
+
+
 def test_neither_part_is_below_zero(build: Any) -> None:
     grows = [build.step(n, n, rollout_s=10.0 * n, train_s=20.0, shared_s=0.0) for n in (2, 4, 8)]
     falls = [build.step(n, n, rollout_s=100.0 / n**2, train_s=20.0) for n in (2, 4, 8)]

@@ -145,7 +145,7 @@ def test_absent_node(build: Any, state: ReconcileState, lost: bool) -> None:
     assert is_gone(pod, ctx(build, pod, nodes={}, state=state)) == lost
 
 
-@pytest.mark.parametrize(("placed", "lost"), [(59.0, False), (60.0, True)])
+@pytest.mark.parametrize(("placed", "lost"), [(59.0, False), (60.0, True)], ids=["not for a minute", "for a minute"])
 def test_each_pod_on_a_node_that_was_never_seen_has_time_of_its_own(build: Any, placed: float, lost: bool) -> None:
     """A pod, and its replacements on the same node, were lost at once: three managers a second."""
     pod = build.pod(placed=placed)
