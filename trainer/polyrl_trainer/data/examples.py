@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 
-from polyrl_trainer.data.rows import DataRow, is_number, messages_field, text_field, tools_field
+from polyrl_trainer.data.rows import DataRow, Message, is_number, messages_field, text_field, tools_field
 from polyrl_trainer.data.tokenizers import MaskedIds, Tokenizer
 from polyrl_trainer.sample import Sample
 
@@ -171,10 +172,18 @@ def prepare_finished_groups(rows: Iterable[DataRow], tokenizer: Tokenizer, max_t
     groups = []
     for number, (name, group_rows) in enumerate(members.items()):
         groups.append(tuple(_finished(row, tokenizer, max_tokens, number) for row in group_rows))
-        for row, sample in zip(group_rows, groups[-1], strict=True):
-            if sample.prompt != groups[-1][0].prompt:
+        for row in group_rows[1:]:
+            if _asked(row) != _asked(group_rows[0]):
                 raise row.refuse(f"field `group`: {name!r} is that of another prompt at {group_rows[0].place}")
     return groups
+
+
+def _asked(row: DataRow) -> str | list[Message]:
+    """What a group's samples share: of a conversation all before the first answer, since what tools say after it is
+    each sample's own."""
+    if "messages" not in row.fields:
+        return text_field(row, "prompt")
+    return list(takewhile(lambda message: message["role"] != "assistant", messages_field(row)))
 
 
 def _group_name(row: DataRow) -> str | int:

@@ -141,6 +141,38 @@ def test_of_a_finished_conversation_only_what_the_assistant_wrote_is_learned() -
     assert (first.prompt, first.response) == ("2=", "2")
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        [ASSISTANT, {"role": "tool", "content": "4"}],
+        [ASSISTANT],
+        [ASSISTANT | {"weight": 0}, {"role": "user", "content": "2="}],
+    ],
+    ids=["another result of a tool", "several answers in a row", "another question of an environment's"],
+)
+def test_what_came_after_the_first_answer_tells_no_prompt_from_another(between: list[dict[str, Any]]) -> None:
+    turns = [[USER, ASSISTANT], [USER, *between, ASSISTANT]]
+    rows = [DataRow(f"f:{number}", {"messages": messages} | OFFLINE) for number, messages in enumerate(turns)]
+    ((first, other),) = prepare_finished_groups(rows, TOKENIZER, 30)
+    assert first.group == other.group
+    assert first.prompt_length == 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [[{"role": "user", "content": "2="}], [SYSTEM, USER]],
+    ids=["the first question is another", "the system's text is another"],
+)
+def test_of_finished_conversations_all_that_the_first_answer_follows_is_their_prompt(
+    asked: list[dict[str, str]],
+) -> None:
+    again = [ASSISTANT, {"role": "user", "content": "3="}, ASSISTANT]
+    turns = [[USER, *again], [*asked, *again]]
+    rows = [DataRow(f"f:{number}", {"messages": messages} | OFFLINE) for number, messages in enumerate(turns)]
+    with pytest.raises(InvalidData, match="f:1: field `group`: 'a' is that of another prompt at f:0"):
+        prepare_finished_groups(rows, TOKENIZER, 30)
+
+
 def test_a_finished_conversation_ends_with_the_answer() -> None:
     with pytest.raises(InvalidData, match=r"f:1: field `messages` must end with the assistant's answer"):
         prepare_finished_groups([DataRow("f:1", {"messages": [ASSISTANT, USER]} | OFFLINE)] * 2, TOKENIZER, 20)
