@@ -80,6 +80,11 @@ def is_learned(message: Message) -> bool:
 
 def _turn(messages: Sequence[Message], render: Render) -> tuple[str, str]:
     """The text up to where the last message begins, and up to its end."""
+    if len(messages) == 1:
+        raise InvalidData(
+            "messages[0] is the assistant's, and no template asks for it; begin with another role's, or give it "
+            "`weight: 0`"
+        )
     before = render(messages[:-1], True)
     # Templates put a line break after the end-of-turn token, which no engine ever generates.
     after = render(messages, False).rstrip()

@@ -8,8 +8,10 @@ templates do to conversations is `chats`.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -136,7 +138,7 @@ class HuggingFaceTokenizer:
     ) -> None:
         """`model_folder`: the one whose generation config counts; default: the same. `template_kwargs`: are set in the
         chat template itself, so that whoever uses the saved model gets the prompts that it learned."""
-        self._tokenizer = _load_folder(folder)
+        self._tokenizer = _with_whole_places(_load_folder(folder))
         if template_kwargs and self._tokenizer.chat_template:
             self._tokenizer.chat_template = _setting(template_kwargs) + self._tokenizer.chat_template
         if self._tokenizer.eos_token_id is None:
@@ -162,15 +164,28 @@ class HuggingFaceTokenizer:
     def _masked(self, text: str, learned: Sequence[tuple[int, int]]) -> MaskedIds:
         """A token never spans what was asked and what is learned: to the policy the prompt's tokens are there already
         (two line ends, one of each, may else be a single token)."""
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        places = encoded["offset_mapping"]
-        mask = [int(any(start <= first < end for start, end in learned)) for first, _ in places]
-        for start, _ in learned:
-            if any(first < start < last for first, last in places):
-                before = self._masked(text[:start], [span for span in learned if span[1] <= start])
-                rest = self._masked(text[start:], [(a - start, b - start) for a, b in learned if a >= start])
-                return [*before[0], *rest[0]], [*before[1], *rest[1]]
-        return list(encoded["input_ids"]), mask
+        starts, cuts = [start for start, _ in learned], {0}
+        while True:
+            ids, places = self._pieces(text, sorted(cuts))
+            begun = [bisect_right(starts, first) for first, _ in places]  # turns, of each token
+            following = [*starts, len(text)]
+            spanned = {
+                following[turns] for turns, (_, last) in zip(begun, places, strict=True) if following[turns] < last
+            }
+            if not spanned:
+                ends = [0, *(end for _, end in learned)]
+                return ids, [int(first < ends[turns]) for turns, (first, _) in zip(begun, places, strict=True)]
+            cuts |= spanned
+
+    def _pieces(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of the text, each piece between cuts by itself, and their places in the whole."""
+        ids: list[int] = []
+        places: list[tuple[int, int]] = []
+        for begin, end in pairwise([*cuts, len(text)]):
+            encoded = self._tokenizer(text[begin:end], add_special_tokens=False, return_offsets_mapping=True)
+            ids += encoded["input_ids"]
+            places += [(first + begin, last + begin) for first, last in encoded["offset_mapping"]]
+        return ids, places
 
     def encode_chat_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         return self._encode(self._render(messages, tools, generation_prompt=True), special=False)
@@ -228,6 +243,18 @@ class HuggingFaceTokenizer:
                 return str(render(list(messages)))  # DeepSeek's puts arguments together as texts
         except (jinja2.TemplateError, TypeError) as error:
             raise InvalidData(f"the chat template refuses the conversation: {error}") from error
+
+
+def _with_whole_places(tokenizer: Any) -> Any:
+    """Some say of a token that begins with a space that it begins behind it, so it would not be seen to span a prompt
+    that ends with one."""
+    from tokenizers import processors
+
+    after = tokenizer.backend_tokenizer.post_processor if tokenizer.is_fast else None
+    for step in after if isinstance(after, processors.Sequence) else [after]:
+        if getattr(step, "trim_offsets", False):
+            step.trim_offsets = False
+    return tokenizer
 
 
 def _setting(values: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from polyrl.errors import InvalidData
@@ -134,6 +134,39 @@ def test_the_template_shows_a_rows_tools(words):
 def test_weights_and_tools_that_cannot_be_read_are_refused(words, fields, sentence):
     with pytest.raises(InvalidData, match=sentence):
         prepare_conversation(DataRow("f:1", fields), words, 100)
+
+
+def test_a_conversation_that_begins_with_what_is_learned_is_refused(words):
+    """As ShareGPT's often do; a template cannot ask for an answer to nothing."""
+    row = {"messages": [{"role": "assistant", "content": "one"}, *WEIGHED]}
+    with pytest.raises(InvalidData, match=r"f:1: field `messages`: messages\[0\] is the assistant's, .* `weight: 0`"):
+        prepare_conversation(DataRow("f:1", row), words, 100)
+    row["messages"][0]["weight"] = 0
+    assert words.decode(prepare_conversation(DataRow("f:1", row), words, 100).tokens.tolist()).startswith(
+        "<assistant> one"
+    )
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["by itself", "beside another"])
+def test_a_prompt_that_ends_with_a_space_keeps_it_whatever_places_a_tokenizer_gives(tmp_path, beside):
+    """Pythia's and its kin say of ` two` that it begins at the `t`: it was learned where the policy writes `two`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: number for number, piece in enumerate([*alphabet, "tw", "two", "Ġtwo"])}
+    bare = Tokenizer(models.BPE(vocabulary, [("t", "w"), ("tw", "o"), ("Ġ", "two")]))
+    bare.pre_tokenizer, bare.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trimmed = processors.ByteLevel(trim_offsets=True)
+    bare.post_processor = processors.Sequence([trimmed]) if beside else trimmed
+    template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>", chat_template=template).save_pretrained(tmp_path)
+    tokenizer = HuggingFaceTokenizer(tmp_path)
+    sample = prepare_conversation(
+        DataRow("f:1", {"messages": [*WEIGHED[:1], {"role": "assistant", "content": "two"}]}), tokenizer, 100
+    )
+    assert sample.tokens[: sample.prompt_length].tolist() == tokenizer.encode_chat_prompt(WEIGHED[:1])
+    assert tokenizer.decode(sample.tokens[sample.prompt_length :].tolist()) == "two"
 
 
 def test_a_chat_prompt_ends_where_the_assistant_begins(words):

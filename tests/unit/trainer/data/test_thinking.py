@@ -180,6 +180,26 @@ def test_what_would_be_lost_is_refused(
         prepare_conversations([DataRow("f:1", {"messages": messages})], tokenizer, 1000)
 
 
+def test_of_many_turns_no_text_is_read_once_per_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand turns that each begin with a line end took minutes, and ended with Python's limit of recursion."""
+    tokenizer, turns = double_line_ends(tmp_path), 300
+    asked, answer = "<U>q<A>\n", "\nx<eos>"
+    width, text = len(asked + answer), (asked + answer) * turns
+    learned = [(start + len(asked), start + width) for start in range(0, len(text), width)]
+    inner, read = tokenizer._tokenizer, []
+
+    def counted(part: str, **kwargs: object) -> object:
+        read.append(len(part))
+        return inner(part, **kwargs)
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", counted)
+    ids, mask = tokenizer._masked(text, learned)
+    assert sum(read) <= 2 * len(text)
+    each = [inner(part)["input_ids"] for part in (asked, answer)]
+    assert ids == [*each[0], *each[1]] * turns
+    assert mask == [*[0] * len(each[0]), *[1] * len(each[1])] * turns
+
+
 def test_where_one_sequence_is_needed_several_are_refused(tmp_path: Path) -> None:
     tokenizer = thinking_tokenizer("qwen3", tmp_path)
     with pytest.raises(InvalidData, match="give all but the last `weight: 0`"):
