@@ -250,8 +250,9 @@ def _with_whole_places(tokenizer: Any) -> Any:
     that ends with one."""
     from tokenizers import processors
 
-    after = tokenizer.backend_tokenizer.post_processor if tokenizer.is_fast else None
-    for step in after if isinstance(after, processors.Sequence) else [after]:
+    after: Any = tokenizer.backend_tokenizer.post_processor if tokenizer.is_fast else None
+    steps: Any = after if isinstance(after, processors.Sequence) else [after]
+    for step in steps:
         if getattr(step, "trim_offsets", False):
             step.trim_offsets = False
     return tokenizer
