@@ -173,14 +173,14 @@ def prepare_finished_groups(rows: Iterable[DataRow], tokenizer: Tokenizer, max_t
     for number, (name, group_rows) in enumerate(members.items()):
         groups.append(tuple(_finished(row, tokenizer, max_tokens, number) for row in group_rows))
         for row in group_rows[1:]:
-            if _asked(row) != _asked(group_rows[0]):
+            if what_was_asked(row) != what_was_asked(group_rows[0]):
                 raise row.refuse(f"field `group`: {name!r} is that of another prompt at {group_rows[0].place}")
     return groups
 
 
-def _asked(row: DataRow) -> str | list[Message]:
-    """What a group's samples share: of a conversation all before the first answer, since what tools say after it is
-    each sample's own."""
+def what_was_asked(row: DataRow) -> str | list[Message]:
+    """What the answers to one prompt share: of a conversation all before the first one, since what tools say after it
+    is each answer's own. Raises InvalidData."""
     if "messages" not in row.fields:
         return text_field(row, "prompt")
     return list(takewhile(lambda message: message["role"] != "assistant", messages_field(row)))

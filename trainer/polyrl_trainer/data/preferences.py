@@ -17,7 +17,7 @@ import numpy as np
 
 from polyrl.manifest.data import DatasetSpec
 from polyrl_trainer.data.columns import answered_rows, is_chat
-from polyrl_trainer.data.examples import prepare_conversation
+from polyrl_trainer.data.examples import prepare_conversation, what_was_asked
 from polyrl_trainer.data.rows import DataRow, Message, is_number, messages_field, text_field
 from polyrl_trainer.data.tokenizers import Tokenizer
 from polyrl_trainer.sample import Sample
@@ -54,6 +54,8 @@ def _pair(row: DataRow, dataset: DatasetSpec, tokenizer: Tokenizer, max_tokens: 
     answers = [_with_answer(row, dataset, name) for name in ("chosen", "rejected")]
     if answers[0].fields == answers[1].fields:
         raise row.refuse("fields `chosen` and `rejected` are the same, so there is nothing to prefer")
+    if what_was_asked(answers[0]) != what_was_asked(answers[1]):
+        raise row.refuse("fields `chosen` and `rejected` must answer the same prompt, both as text or both as messages")
     if all("messages" in answer.fields for answer in answers):
         shared = _shared_turns(*(answer.fields["messages"] for answer in answers))
         answers = [_not_learned(answer, shared) for answer in answers]
@@ -68,7 +70,7 @@ def _with_answer(row: DataRow, dataset: DatasetSpec, name: str) -> DataRow:
     answer, asked = row.fields.get(name), _turns_asked(row, dataset)
     if isinstance(answer, list):
         turns = messages_field(DataRow(place, {"messages": answer}))
-        if turns[0]["role"] == "assistant":
+        if _follows(turns, asked):
             turns = [
                 *(asked or [{"role": "user", "content": text_field(row, dataset.prompt_field or "prompt")}]),
                 *turns,
@@ -82,6 +84,12 @@ def _with_answer(row: DataRow, dataset: DatasetSpec, name: str) -> DataRow:
         turns = [*asked, {"role": "assistant", "content": written}]
     conversation = DataRow(place, {**fields, "messages": turns})
     return answered_rows([conversation], dataset.model_copy(update={"prompt_field": None, "response_field": None}))[0]
+
+
+def _follows(turns: list[Message], asked: list[Message] | None) -> bool:
+    """Whether an answer's messages are no whole conversation."""
+    goes_on = asked is not None and asked[-1]["role"] == "assistant" and turns[0] not in asked
+    return turns[0]["role"] in ("assistant", "tool") or goes_on
 
 
 def _turns_asked(row: DataRow, dataset: DatasetSpec) -> list[Message] | None:

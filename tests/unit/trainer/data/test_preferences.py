@@ -61,6 +61,21 @@ def test_every_way_of_writing_a_chat_learns_the_same(fields: dict[str, Any]) -> 
     assert pairs_are_chats(DataRow("f:1", fields), DatasetSpec(path="a.jsonl"))
 
 
+@pytest.mark.parametrize("between", [turn("tool", "5"), turn("user", "3=")], ids=["a tool's", "a user's"])
+def test_answers_may_begin_with_what_another_said_to_the_prompts_last_turn(between: dict[str, Any]) -> None:
+    """The prompt was left out of both, without a word."""
+    for name in ("prompt", "messages"):
+        chosen, rejected = pair({name: ASKED[:2], "chosen": [between, GOOD], "rejected": [between, BAD]})
+        assert TOKENIZER.decode(chosen.tokens.tolist()) == f"1=2{between['content']}33"
+        assert (learned(chosen), learned(rejected)) == ("33", "4")
+
+
+def test_of_whole_conversations_the_messages_beside_them_are_not_read() -> None:
+    """UltraFeedback's rows have the chosen one twice."""
+    whole = [*ASKED, GOOD]
+    assert pair({"messages": whole, "chosen": whole, "rejected": [*ASKED, BAD]})[0].length == 10
+
+
 def test_a_prompt_of_text_before_messages_is_a_users() -> None:
     chosen, _ = pair({"prompt": "1=", "chosen": [GOOD], "rejected": [BAD]}, systemPrompt="9")
     assert TOKENIZER.decode(chosen.tokens.tolist()) == "91=33"
@@ -104,6 +119,14 @@ REFUSED = [
     ({**TEXT, "chosen": []}, "field `chosen`: field `messages` must be a list with at least one message"),
     ({**TEXT, "chosen": [turn("boss", "1")]}, r"field `chosen`: messages\[0\].role must be one of"),
     ({"chosen": ASKED, "rejected": [*ASKED, BAD]}, "field `chosen`: field `messages`: the assistant's turns are empty"),
+    (
+        {"chosen": [turn("user", "1="), GOOD], "rejected": [turn("user", "2="), BAD]},
+        "must answer the same prompt, both",
+    ),
+    (
+        {**TEXT, "chosen": [GOOD]},
+        "f:1: fields `chosen` and `rejected` must answer the same prompt, both as text or both",
+    ),
     ({**TEXT, "margin": "much"}, "f:1: field `margin` must be a finite number, got 'much'"),
     ({**TEXT, "margin": float("nan")}, "f:1: field `margin` must be a finite number, got nan"),
     ({**TEXT, "margin": 10**400}, "f:1: field `margin` must be a finite number, got 1000"),
