@@ -88,8 +88,9 @@ def _with_answer(row: DataRow, dataset: DatasetSpec, name: str) -> DataRow:
 
 def _follows(turns: list[Message], asked: list[Message] | None) -> bool:
     """Whether an answer's messages are no whole conversation."""
-    goes_on = asked is not None and asked[-1]["role"] == "assistant" and turns[0] not in asked
-    return turns[0]["role"] in ("assistant", "tool") or goes_on
+    if turns[0]["role"] in ("assistant", "tool"):
+        return True
+    return asked is not None and asked[-1]["role"] == "assistant" and turns[0] not in asked
 
 
 def _turns_asked(row: DataRow, dataset: DatasetSpec) -> list[Message] | None:

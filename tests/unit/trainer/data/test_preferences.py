@@ -61,12 +61,22 @@ def test_every_way_of_writing_a_chat_learns_the_same(fields: dict[str, Any]) -> 
     assert pairs_are_chats(DataRow("f:1", fields), DatasetSpec(path="a.jsonl"))
 
 
-@pytest.mark.parametrize("between", [turn("tool", "5"), turn("user", "3=")], ids=["a tool's", "a user's"])
-def test_answers_may_begin_with_what_another_said_to_the_prompts_last_turn(between: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "between"),
+    [
+        (ASKED[:2], turn("tool", "5")),
+        ([*ASKED[:2], turn("tool", "6")], turn("tool", "5")),
+        (ASKED[:2], turn("user", "3=")),
+    ],
+    ids=["a tool's", "another tool's", "a user's"],
+)
+def test_answers_may_begin_with_what_another_said_to_the_prompts_last_turn(
+    asked: list[dict[str, Any]], between: dict[str, Any]
+) -> None:
     """The prompt was left out of both, without a word."""
     for name in ("prompt", "messages"):
-        chosen, rejected = pair({name: ASKED[:2], "chosen": [between, GOOD], "rejected": [between, BAD]})
-        assert TOKENIZER.decode(chosen.tokens.tolist()) == f"1=2{between['content']}33"
+        chosen, rejected = pair({name: asked, "chosen": [between, GOOD], "rejected": [between, BAD]})
+        assert TOKENIZER.decode(chosen.tokens.tolist()) == "".join(one["content"] for one in [*asked, between, GOOD])
         assert (learned(chosen), learned(rejected)) == ("33", "4")
 
 
