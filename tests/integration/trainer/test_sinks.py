@@ -176,7 +176,15 @@ class SpeechlessError(Exception):
         raise RuntimeError("no words")
 
 
-@pytest.mark.parametrize(("error", "words"), [(SystemExit(3), "SystemExit: 3"), (SpeechlessError(), "SpeechlessError")])
+NAMED = [
+    (SystemExit(3), "SystemExit: 3"),
+    (SpeechlessError(), "SpeechlessError"),
+    # Of MLFLOW_TRACKING_URI: what it says is in the trainer's log, the closing panel and summary.json.
+    (ConnectionError("to http://me:p@ss@host:1/api failed"), "ConnectionError: to http://host:1/api failed"),
+]
+
+
+@pytest.mark.parametrize(("error", "words"), NAMED)
 def test_whatever_a_library_raises_costs_one_row_and_is_named(tmp_path: Path, error: BaseException, words: str) -> None:
     class Raising(MemorySink):
         def write(self, row: MetricRow) -> None:

@@ -11,6 +11,7 @@ that it took in the last seconds before a kill some may be lost, so they are sen
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections import deque
@@ -42,6 +43,8 @@ DELIVERY_DEADLINE_S: Final = 60.0
 STOPPED_DEADLINE_S: Final = 12.0
 """The same when asked to stop; whoever does that ends the process after 20 s."""
 THREAD_PREFIX: Final = "sink-"
+ACCOUNT: Final = re.compile(r"(?<=://)[^/\s]+@")
+"""Name and password in a URL, as MLFLOW_TRACKING_URI may have them; a library's errors hold it whole."""
 
 
 class SinkMemory(msgspec.Struct):
@@ -201,7 +204,7 @@ class Delivery:
 
 def _words(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}"
+        return ACCOUNT.sub("", f"{type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - a library's error may fail to say what it is
         return type(error).__name__
 
