@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from polyrl.manifest.data import EvaluationSpec
+from polyrl.manifest.data import EvaluationSampling, EvaluationSpec
 from polyrl.manifest.parts.user_code import EnvironmentSpec
 from polyrl.manifest.recipe import LoggingSpec, SampleLogSpec
 from polyrl.manifest.spec import ReservedSleep
@@ -105,6 +105,22 @@ async def test_an_evaluation_reports_exact_match_only_where_the_reward_names_it(
     (evaluated,) = [values for phase, _, values in rollouts.reports if phase == "eval"]
     assert (evaluated["eval/reward"], evaluated["eval/style"]) == (2.0, 0.5)
     assert not {"eval/exact_match", "exactMatch"} & evaluated.keys()
+
+
+async def test_where_the_reward_names_an_exact_match_only_of_some_the_others_count_by_their_rewards(tmp_path):
+    """One that names it of right answers alone had 1 in every evaluation."""
+
+    def score(sample):
+        named = {"reward": 0.5, "exact_match": 1.0}
+        return [named, 1.0, 0.0, 0.0, 0.0][int(sample.id.partition(".")[2])]
+
+    sampling = EvaluationSampling(samples_per_prompt=5)
+    spec = recipe(steps=2).model_copy(update={"evaluation": EvaluationSpec(every_steps=1, sampling=sampling)})
+    run = Run.make(tmp_path, rollouts := FakeRollouts(echo), spec, score)
+    assert await run.train(spec)
+    (evaluated,) = [values for phase, _, values in rollouts.reports if phase == "eval"]
+    assert evaluated["eval/exact_match"] == evaluated["exactMatch"] == pytest.approx(2 / 5)
+    assert evaluated["eval/pass@1"] == pytest.approx(2 / 5)
 
 
 async def test_episodes_that_were_cut_are_cut_in_evaluations_and_in_kept_texts_too(tmp_path):

@@ -191,8 +191,10 @@ class Evaluator:
         groups = list(votes.values())
         rates = pass_rates.pass_rates([[passed for passed, _ in group] for group in groups])
         rates |= pass_rates.majority_rates(groups)
+        matched = pass_rates.matches(scored)
         return {
             **mean_metrics([with_unpaid_turns(one) for one in scored], prefix=prefix),
+            **({f"{prefix}{pass_rates.MATCH}": float(np.mean(matched))} if matched else {}),
             f"{prefix}reward": float(np.mean([one.reward for one in scored])),
             **{f"{prefix}{rate}": value for rate, value in rates.items()},
             f"{prefix}clip_ratio": float(np.mean([finish_of(one) is Finish.LENGTH for one in scored])),

@@ -74,3 +74,10 @@ def has_passed(scored: Scored, pass_reward: float | None) -> bool:
     if MATCH in scored.metrics:
         return scored.metrics[MATCH] > 0
     return scored.reward >= WHOLE_REWARD
+
+
+def matches(scored: Sequence[Scored]) -> list[float]:
+    """The exact match of each answer, by its reward where that alone was named; empty where none of them has one."""
+    if all(MATCH not in one.metrics for one in scored):
+        return []
+    return [one.metrics.get(MATCH, float(one.reward >= WHOLE_REWARD)) for one in scored]
