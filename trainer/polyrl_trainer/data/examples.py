@@ -198,6 +198,8 @@ def _finished(row: DataRow, tokenizer: Tokenizer, max_tokens: int, group: int) -
     prompt, response = _last_words(row, may_be_empty=has_tokens)
     reward = _reward(row)
     ids, mask = _given_tokens(row, tokenizer) if has_tokens else _encode(row, tokenizer)
+    end = len(mask) - mask[::-1].index(1)  # templates put more behind it, of which no engine has a logprob
+    ids, mask = ids[:end], mask[:end]
     if len(ids) > max_tokens:
         raise row.refuse(f"the sample has {len(ids)} tokens; rollout.engine.maxContext allows {max_tokens}")
     prompt_length = mask.index(1)

@@ -10,7 +10,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from polyrl.errors import InvalidData
-from polyrl_trainer.data.examples import prepare_conversation, prepare_conversations, prepare_prompts
+from polyrl_trainer.data.examples import (
+    prepare_conversation,
+    prepare_conversations,
+    prepare_finished_groups,
+    prepare_prompts,
+)
 from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import HuggingFaceTokenizer
 from tests.unit.trainer.data.thinking_tokenizers import spelled, thinking_tokenizer
@@ -198,6 +203,19 @@ def test_of_many_turns_no_text_is_read_once_per_turn(tmp_path: Path, monkeypatch
     each = [inner(part)["input_ids"] for part in (asked, answer)]
     assert ids == [*each[0], *each[1]] * turns
     assert mask == [*[0] * len(each[0]), *[1] * len(each[1])] * turns
+
+
+def test_a_finished_conversation_ends_where_the_policys_last_answer_does(tmp_path: Path) -> None:
+    """Templates put a line end behind it, of which no engine has a log-probability."""
+    tokenizer = thinking_tokenizer("qwen3", tmp_path)
+    messages = [user("2+2?"), assistant("4")]
+    asked = tokenizer.encode_chat_prompt(messages[:1])
+    drawn = tokenizer.encode_text("<think>\n\n</think>\n\n4<|im_end|>")
+    row = {"messages": messages, "reward": 1.0, "group": 1, "rollout_log_probs": [-1.0] * len(drawn)}
+    ((first, _),) = prepare_finished_groups([DataRow("f:1", row)] * 2, tokenizer, 1000)
+    assert first.tokens.tolist() == [*asked, *drawn]
+    assert first.rollout_log_probs is not None
+    assert first.rollout_log_probs.tolist() == [0.0] * len(asked) + [-1.0] * len(drawn)
 
 
 def test_where_one_sequence_is_needed_several_are_refused(tmp_path: Path) -> None:
