@@ -152,6 +152,16 @@ class LimitRestarts:
 
 
 @dataclass(frozen=True)
+class FindTrainer:
+    """Read the trainer's Job by its name, and give it back the label by which watches know it, should it lack that."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"look for Job {self.name}: its pods are there, and no watch shows it"
+
+
+@dataclass(frozen=True)
 class DryRun:
     """Ask the API server whether it would take these pods; the answer comes back as `JobFacts.dry_run`."""
 
@@ -186,6 +196,7 @@ Action: TypeAlias = (
     | Annotate
     | SuspendTrainer
     | LimitRestarts
+    | FindTrainer
     | DryRun
     | RecordEvent
 )

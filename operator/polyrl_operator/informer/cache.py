@@ -134,6 +134,14 @@ def _job(raw: Object) -> Object:
     return kept | {part: raw[part] for part in ("spec", "status", UNREADABLE) if part in raw}
 
 
+def _outlives_its_job(held: CachedObject, trainer: CachedObject | None) -> bool:
+    """Whether a pod that is not of the job's `trainer` is one of a trainer's and has not ended: it was orphaned, or is
+    not collected yet. Beside another Job one of nobody's may be a copy that somebody looks into."""
+    pod: PodFacts = held.content
+    collected = bool(held.owner) and pod.deletion_at is not None
+    return pod.role is Role.TRAINER and not pod.ended and (trainer is None or collected)
+
+
 def _urgency(kind: ResourceKind, old: CachedObject | None, new: CachedObject | None) -> Urgency:
     """Of what is no part of a beginning: a pod ends or is to end, its node changes, the job is edited."""
     if kind is JOB:
@@ -230,12 +238,12 @@ class Cache:
 
     def pods(self, key: JobKey, job_uid: str) -> list[PodFacts]:
         """Pods of this job, and not of a namesake that was deleted, but for a trainer's that may still write to their
-        volume when their Job is gone. One whose deletion was accepted is being deleted, even if the watch has not
-        reported it yet."""
+        volume though no Job of this job's has them. One whose deletion was accepted is being deleted, even if the watch
+        has not reported it yet."""
         trainer = self._trainer(key, job_uid)
         owners = {job_uid, job_uid if trainer is None else trainer.uid}
-        ours = (held for held in self._children(key, POD.name) if held.owner and held.content is not None)
-        found = [held for held in ours if held.owner in owners or self._outlives_its_job(key, held.content)]
+        known = (held for held in self._children(key, POD.name) if held.content is not None)
+        found = [held for held in known if held.owner in owners or _outlives_its_job(held, trainer)]
         return [
             replace(held.content, deletion_at=time.time())
             if held.content.deletion_at is None and self._deletion_expected(held)
@@ -315,13 +323,6 @@ class Cache:
         held = self._objects.get(Place(TRAINER.name, key.namespace, name=names.trainer_name(key.name)))
         return None if held is None or held.owner != job_uid else held
 
-    def _outlives_its_job(self, key: JobKey, pod: PodFacts) -> bool:
-        """Whether it is a trainer's that is being deleted, or will be, since its Job was. A Job that was never seen is
-        no reason to wait: it may be there, without its labels."""
-        job = Place(TRAINER.name, key.namespace, name=names.trainer_name(key.name))
-        is_leaving = pod.deletion_at is not None or self._expectations.has_ended(job, self._clock())
-        return pod.role is Role.TRAINER and not pod.ended and is_leaving
-
     def _deletion_expected(self, held: CachedObject) -> bool:
         return self._expectations.is_pending(held.uid, self._clock())
 
@@ -361,10 +362,6 @@ class Expectations:
         # The oldest come first: thousands of ends within the time cost no look at all of them for each.
         while self._tombstones[oldest := next(iter(self._tombstones))][0] <= now:
             del self._tombstones[oldest]
-
-    def has_ended(self, place: Place, now: float) -> bool:
-        """True for TOMBSTONE_TTL_S: a garbage collector needs seconds for what was owned."""
-        return self._tombstones.get(place, (now, 0))[0] > now
 
     def is_old(self, place: Place, version: int, now: float) -> bool:
         """True when whatever had this name at `version` is known to be gone."""

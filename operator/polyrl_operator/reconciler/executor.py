@@ -42,7 +42,14 @@ REFUSED: Final = frozenset({400, 403, 404, 413, 422})
 DENIED: Final = REFUSED - {404}
 """The same where something is changed; what is not there is another matter."""
 
-CHANGES: Final = (actions.Annotate, actions.Apply, actions.Delete, actions.SuspendTrainer, actions.LimitRestarts)
+CHANGES: Final = (
+    actions.Annotate,
+    actions.Apply,
+    actions.Delete,
+    actions.FindTrainer,
+    actions.SuspendTrainer,
+    actions.LimitRestarts,
+)
 """Of what is there already."""
 
 ABOUT_NEW_PODS: Final = (EventReason.ROLLOUT_CREATED, EventReason.FALLBACK_ON_DEMAND)
@@ -145,10 +152,8 @@ class Executor:
                     await self._delete(owner, action)
                 case actions.Annotate():
                     await self._annotate(owner, action)
-                case actions.SuspendTrainer() | actions.LimitRestarts():
-                    change = {"spec": action.spec}
-                    stored = await self._client.patch(TRAINER, owner.namespace, action.name, change)
-                    self._cache.observe(TRAINER, stored)
+                case actions.SuspendTrainer() | actions.LimitRestarts() | actions.FindTrainer():
+                    await self._change_trainer(owner, action)
                 case actions.DryRun():
                     result.dry_run = await self._dry_run(owner, action)
 
@@ -243,6 +248,18 @@ class Executor:
         else:
             self._cache.expect_deletion(action.uid)
 
+    async def _change_trainer(
+        self, owner: Owner, action: actions.SuspendTrainer | actions.LimitRestarts | actions.FindTrainer
+    ) -> None:
+        if isinstance(action, actions.FindTrainer):
+            stored = await self._client.get(TRAINER, owner.namespace, action.name)
+            if stored is None or owner.uid not in _owners(stored):
+                return
+            change: Object = {"metadata": {"uid": stored["metadata"]["uid"], "labels": {names.LABEL_JOB: owner.name}}}
+        else:
+            change = {"spec": action.spec}
+        self._cache.observe(TRAINER, await self._client.patch(TRAINER, owner.namespace, action.name, change))
+
     async def _annotate(self, owner: Owner, action: actions.Annotate) -> None:
         change = {"metadata": {"uid": action.uid, "annotations": dict(action.annotations)}}
         try:
@@ -268,10 +285,13 @@ class Executor:
 
 def _checked(uid: str, kind: ResourceKind, name: str, stored: Object | None) -> Object:
     """The object that has the name already, when the job, or the pod, of this uid owns it."""
-    owners = [] if stored is None else stored["metadata"].get("ownerReferences") or []
-    if stored is None or uid not in {one["uid"] for one in owners}:
+    if stored is None or uid not in _owners(stored):
         raise NameTaken(kind, name, stored)
     return stored
+
+
+def _owners(stored: Object) -> set[str]:
+    return {one["uid"] for one in stored["metadata"].get("ownerReferences") or ()}
 
 
 def _with_default_account(owner: Owner, item: Object) -> Object:

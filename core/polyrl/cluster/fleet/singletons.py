@@ -15,7 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from polyrl.cluster import names
-from polyrl.cluster.actions import Action, Annotate, Apply, Create, Delete, LimitRestarts, MakeKeys, SuspendTrainer
+from polyrl.cluster.actions import (
+    Action,
+    Annotate,
+    Apply,
+    Create,
+    Delete,
+    FindTrainer,
+    LimitRestarts,
+    MakeKeys,
+    SuspendTrainer,
+)
 from polyrl.cluster.fleet.removal import release
 from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage, cannot_go_on, is_edited
 from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext
@@ -79,9 +89,7 @@ def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
     """Actions for the trainer's Job at this stage of the job's life."""
     job, name = ctx.facts.trainer, names.trainer_name(ctx.facts.name)
     if job is None:
-        # Pods of a deleted Job outlive it by their grace, and another Job does not count them.
-        if now.stage is LifecycleStage.RUNS and not trainer_lives(ctx):
-            yield Create(trainer_job(ctx.owner), "the job begins")
+        yield from _another_trainer(ctx, now)
         return
     if job.deleting or job.complete_at is not None:
         return
@@ -100,6 +108,14 @@ def trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
             yield SuspendTrainer(name, False, why="the job goes on")
         elif not trainer_lives(ctx):
             yield Delete("Job", name, uid=job.uid, why="it is suspended and its template was changed; another is made")
+
+
+def _another_trainer(ctx: ReconcileContext, now: Lifecycle) -> Iterator[Action]:
+    """None beside pods that outlive their Job: another one would not count them."""
+    if trainer_lives(ctx):
+        yield FindTrainer(names.trainer_name(ctx.facts.name))
+    elif now.stage is LifecycleStage.RUNS:
+        yield Create(trainer_job(ctx.owner), "the job begins")
 
 
 def disrupted(ctx: ReconcileContext) -> list[tuple[PodFacts, DisruptionNotice]]:

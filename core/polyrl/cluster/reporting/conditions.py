@@ -125,9 +125,13 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
     for pod, notice in assessment.trainers_disrupted:
         if pod in newest:
             return _draft(False, ConditionReason.DISRUPTED, f"{pod.name} is taken away: {notice.why}")
-    managers = assessment.ctx.facts.of_role(Role.MANAGER)[-1:]
-    if unpulled := _not_pulled([*managers, *newest]):
-        return unpulled
+    for pod in newest if job is None else ():
+        todo = "" if pod.deletion_at is not None else ": delete it"
+        message = f"{pod.name} has not ended, and no Job of this job's has it; another trainer starts once it has{todo}"
+        return _draft(False, ConditionReason.POD_WITHOUT_JOB, message)
+    first = [*assessment.ctx.facts.of_role(Role.MANAGER)[-1:], *newest]
+    if waiting := _not_pulled(first) or _not_placed(first):
+        return waiting
     if assessment.unreachable:
         return _draft(False, ConditionReason.MANAGER_UNREACHABLE, "the manager does not answer")
     if job is not None and job.failed > 0 and job.ready == 0:
@@ -160,6 +164,14 @@ def _not_pulled(pods: Sequence[PodFacts]) -> ConditionDraft | None:
             image = pod.unpulled[:REASON_LENGTH]
             message = f"{pod.name} cannot pull {image}: push it, or name another in the template or the chart's images"
             return _draft(False, ConditionReason.IMAGE_NOT_PULLED, message)
+    return None
+
+
+def _not_placed(pods: Sequence[PodFacts]) -> ConditionDraft | None:
+    for pod in pods:
+        if pod.unschedulable and not pod.ended:
+            message = f"{pod.name} waits for a node: {pod.unschedulable[:REASON_LENGTH]}"
+            return _draft(False, ConditionReason.UNSCHEDULABLE, message)
     return None
 
 

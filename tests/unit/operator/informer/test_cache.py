@@ -199,42 +199,40 @@ def test_pods_of_the_trainer_belong_to_its_job(cache: Cache) -> None:
     assert cache.trainer(KEY, "other-uid") is None
 
 
+OF_TRAINER = {"polyrl.dev/job-name": "j", "polyrl.dev/role": "trainer"}
+
+
 @pytest.mark.parametrize(
     ("phase", "owner", "seen"),
-    [("Running", "trainer-uid", True), ("Failed", "trainer-uid", False), ("Running", "", False)],
-    ids=["it saves", "it has ended", "it is nobody's"],
+    [("Running", "trainer-uid", True), ("Running", "", True), ("Failed", "trainer-uid", False)],
+    ids=["its Job was deleted", "its Job was deleted with --cascade=orphan", "it has ended"],
 )
+@pytest.mark.parametrize("watched", [True, False], ids=["in sight", "while no operator was there"])
 def test_a_pod_that_outlives_the_trainer_s_job_is_seen_until_it_ends(
-    cache: Cache, phase: str, owner: str, seen: bool
+    cache: Cache, clock: Clock, phase: str, owner: str, seen: bool, watched: bool
 ) -> None:
-    """Somebody deletes the Job: another one, and its pod, were made beside the pod that still wrote a checkpoint."""
-    labels = {"polyrl.dev/job-name": "j", "polyrl.dev/role": "trainer"}
-    cache.observe(TRAINER, pod("j-trainer", 3, uid="trainer-uid"))
-    cache.observe(POD, pod("j-trainer-0-abc", 4, owner=owner, labels=labels, phase=phase))
-    cache.observe(TRAINER, pod("j-trainer", 5, uid="trainer-uid"), deleted=True)
-    assert names(cache) == ({"j-trainer-0-abc"} if seen else set())
-    cache.observe(TRAINER, pod("j-trainer", 6, uid="another-uid"))
-    assert names(cache) == ({"j-trainer-0-abc"} if seen else set())
-
-
-def test_a_pod_whose_trainer_s_job_was_never_seen_counts_once_it_is_being_deleted(cache: Cache) -> None:
-    """Somebody took the Job's labels away: it was awaited for as long as its pod lived, and never read."""
-    labels = {"polyrl.dev/job-name": "j", "polyrl.dev/role": "trainer"}
-    running = {"owner": "trainer-uid", "labels": labels, "phase": "Running"}
-    cache.observe(POD, pod("j-trainer-0-abc", 4, **running))
-    assert names(cache) == set()
-    cache.observe(POD, pod("j-trainer-0-abc", 5, **running, deletionTimestamp="2026-01-01T00:00:00Z"))
-    assert names(cache) == {"j-trainer-0-abc"}
-
-
-def test_a_pod_that_nobody_deletes_after_its_job_is_waited_for_no_longer(cache: Cache, clock: Clock) -> None:
-    """As after `kubectl delete --cascade=orphan`."""
-    labels = {"polyrl.dev/job-name": "j", "polyrl.dev/role": "trainer"}
-    cache.observe(TRAINER, pod("j-trainer", 3, uid="trainer-uid"))
-    cache.observe(POD, pod("j-trainer-0-abc", 4, owner="trainer-uid", labels=labels, phase="Running"))
-    cache.observe(TRAINER, pod("j-trainer", 5, uid="trainer-uid"), deleted=True)
+    """Another trainer began beside it, at once or after two minutes, and both wrote checkpoints to one volume."""
+    if watched:
+        cache.observe(TRAINER, pod("j-trainer", 3, uid="trainer-uid"))
+    cache.observe(POD, pod("j-trainer-0-abc", 4, owner=owner, labels=OF_TRAINER, phase=phase))
+    if watched:
+        cache.observe(TRAINER, pod("j-trainer", 5, uid="trainer-uid"), deleted=True)
     clock.now += TOMBSTONE_TTL_S
-    assert names(cache) == set()
+    assert names(cache) == ({"j-trainer-0-abc"} if seen else set())
+
+
+@pytest.mark.parametrize(
+    ("owner", "deleted", "seen"),
+    [("former-uid", True, True), ("former-uid", False, False), ("", True, False)],
+    ids=["it is collected", "it is another's", "it is a copy that somebody looked into"],
+)
+def test_beside_a_trainer_s_job_only_pods_that_are_collected_are_seen(
+    cache: Cache, owner: str, deleted: bool, seen: bool
+) -> None:
+    cache.observe(TRAINER, pod("j-trainer", 3, uid="trainer-uid"))
+    deletion = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}
+    cache.observe(POD, pod("j-trainer-0-abc", 4, owner=owner, labels=OF_TRAINER, phase="Running", **deletion))
+    assert names(cache) == ({"j-trainer-0-abc"} if seen else set())
 
 
 def test_a_deletion_of_ours_shows_until_its_end_or_until_it_is_overdue(cache: Cache, clock: Clock) -> None:

@@ -13,6 +13,7 @@ from polyrl.cluster.actions import (
     Create,
     Delete,
     DryRun,
+    FindTrainer,
     MakeEngineKeys,
     MakeKeys,
     RecordEvent,
@@ -23,7 +24,7 @@ from polyrl.cluster.resources.owner import Owner
 from polyrl.testing.fake_operator import SETTINGS
 from polyrl_operator.api import client as client_module
 from polyrl_operator.api.client import ATTEMPTS, ApiError, Client, NotLeader
-from polyrl_operator.api.kinds import JOB, POD, SECRET
+from polyrl_operator.api.kinds import JOB, POD, SECRET, TRAINER
 from polyrl_operator.informer.cache import Cache, JobKey
 from polyrl_operator.reconciler.executor import Executor, NameTaken
 from polyrl_operator.secret import keys_secret
@@ -94,6 +95,7 @@ def client(*answers: Answer | Exception, may_write: Callable[[], bool] = lambda:
 BUSY = Answer(429, {"reason": "TooManyRequests", "message": "busy"}, {"Retry-After": "3"})
 BROKEN = Answer(500, {"reason": "InternalError", "message": "etcd"})
 TAKEN = Answer(409, {"reason": "AlreadyExists", "message": "taken"})
+ABSENT = Answer(404, {"message": "not found"})
 FULL = Answer(403, {"reason": "Forbidden", "message": "exceeded quota: pods=5"})
 
 
@@ -250,6 +252,28 @@ async def test_a_pod_that_was_gone_already_is_gone() -> None:
     cache.observe(POD, pod("j-r-1"))
     await act.execute(OWNER, [Delete("Pod", "j-r-1", uid="uid-j-r-1", why="why")])
     assert cache.pods(KEY, "job-uid") == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "known"),
+    [(Answer(200, pod("j-trainer")), True), (Answer(200, pod("j-trainer", "other-uid")), False), (ABSENT, False)],
+    ids=["it lost its label", "it is not this job's", "it is gone"],
+)
+async def test_a_trainer_s_job_that_lost_its_label_gets_it_back(stored: Answer, known: bool) -> None:
+    """Watches report such a Job as deleted, and nobody saw how it went on."""
+    labelled = Answer(200, pod("j-trainer", version=2))
+    act, cache, transport, _ = actor(stored, *([labelled] if known else []))
+    cache.observe(TRAINER, pod("j-trainer"))
+    cache.observe(TRAINER, pod("j-trainer"), deleted=True)
+    await act.execute(OWNER, [FindTrainer("j-trainer")])
+    assert (cache.trainer(KEY, "job-uid") is not None) == known
+    assert transport.answers == []
+
+
+async def test_a_label_that_a_policy_refuses_is_an_event() -> None:
+    act, _, _, recorder = actor(Answer(200, pod("j-trainer")), FULL)
+    assert (await act.execute(OWNER, [FindTrainer("j-trainer")])).denied
+    assert [event.reason for event in recorder.recorded] == [EventReason.REFUSED]
 
 
 MAKE_KEYS = MakeKeys("j-keys", ("j-manager",), now=0.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.actions import Annotate, Apply, Create, Delete, LimitRestarts, MakeKeys, SuspendTrainer
+from polyrl.cluster.actions import Annotate, Apply, Create, Delete, FindTrainer, LimitRestarts, MakeKeys, SuspendTrainer
 from polyrl.cluster.fleet.singletons import (
     MANAGER_PACE_S,
     children,
@@ -94,6 +94,19 @@ def test_trainer(build: Any, stage: Lifecycle, job: dict[str, Any] | None, expec
     if facts is not None and facts.template_hash == "same":
         ctx = build.ctx(trainer=replace(facts, template_hash=ctx.hashes.templates[Role.TRAINER]))
     assert [type(action) for action in trainer(ctx, stage)] == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "pod", "expected"),
+    [
+        pytest.param(RUNS, {}, [FindTrainer], id="it runs on: none is made beside it"),
+        pytest.param(SUSPENDED, {}, [FindTrainer], id="nor does a suspended job forget a Job without a label"),
+        pytest.param(RUNS, ENDED, [Create], id="it has ended"),
+    ],
+)
+def test_a_trainer_s_pod_without_a_job(build: Any, stage: Lifecycle, pod: dict[str, Any], expected: list[type]) -> None:
+    seen = build.ctx(pods=(build.pod("j-trainer-0-x", Role.TRAINER, **pod),))
+    assert [type(action) for action in trainer(seen, stage)] == expected
 
 
 def test_children_are_made_mended_and_removed(build: Any) -> None:

@@ -79,6 +79,30 @@ def test_trainer_waits_for_an_image(build: Any, role: Role) -> None:
     assert reasons(result(build, pods=(pod, later), **waits))["TrainerReady"] == ("False", "Starting")
 
 
+@pytest.mark.parametrize("role", [Role.TRAINER, Role.MANAGER], ids=["trainer", "manager"])
+def test_trainer_waits_for_a_node(build: Any, role: Role) -> None:
+    """The trainer starts, it said, for ever."""
+    pod = build.pod(f"j-{role.value}-1", role, placed=None, unschedulable="0/5 nodes are available")
+    waits = {"trainer": build.trainer(ready=0), "manager": None}
+    found = result(build, pods=(pod,), **waits)
+    assert reasons(found)["TrainerReady"] == ("False", "Unschedulable")
+    sentences = [one.message for one in found.status.conditions if one.type == "TrainerReady"]
+    assert sentences == [f"{pod.name} waits for a node: 0/5 nodes are available"]
+    ended = replace(pod, phase=PodPhase.FAILED)
+    assert reasons(result(build, pods=(ended,), **waits))["TrainerReady"] == ("False", "Starting")
+
+
+@pytest.mark.parametrize(
+    ("deletion_at", "end"), [(None, "once it has: delete it"), (2e6, "once it has")], ids=["it runs on", "it ends"]
+)
+def test_a_pod_that_outlives_the_trainer_s_job_is_named(build: Any, deletion_at: float | None, end: str) -> None:
+    pod = build.pod("j-trainer-0-x", Role.TRAINER, deletion_at=deletion_at)
+    found = result(build, pods=(pod,), trainer=None)
+    assert reasons(found)["TrainerReady"] == ("False", "PodWithoutJob")
+    (message,) = [one.message for one in found.status.conditions if one.type == "TrainerReady"]
+    assert message == f"j-trainer-0-x has not ended, and no Job of this job's has it; another trainer starts {end}"
+
+
 def test_a_model_that_is_fetched_is_progress(build: Any) -> None:
     pod = build.pod("j-trainer-0-x", Role.TRAINER, phase=PodPhase.PENDING, fetching=True)
     found = result(build, pods=(pod,), trainer=build.trainer(ready=0))
