@@ -159,8 +159,8 @@ class FakeOperator:
                 self.cluster.delete(action.kind, action.name, action.uid, action.grace_s)
             case RenewCertificate():
                 stored = self.cluster.objects["Secret", action.name]["metadata"]
-                expires = {names.ANNOTATION_EXPIRES: second(action.now + LIFE_S)}
-                self.cluster.patch("Secret", action.name, {"metadata": stored | {"annotations": expires}})
+                renewed = stored["annotations"] | {names.ANNOTATION_EXPIRES: second(action.now + LIFE_S)}
+                self.cluster.patch("Secret", action.name, {"metadata": stored | {"annotations": renewed}})
             case Annotate():
                 self.cluster.annotate(action.pod, action.uid, dict(action.annotations))
             case SuspendTrainer() | LimitRestarts():
@@ -181,7 +181,9 @@ class FakeOperator:
         for name in wanted if isinstance(action, MakeKeys) else (pod for pod, _ in action.pods):
             metadata: Object = {"name": name}
             if isinstance(action, MakeKeys):
-                metadata["annotations"] = {names.ANNOTATION_EXPIRES: second(action.now + LIFE_S)}
+                root = self.cluster.objects.get(("Secret", wanted[0]), {"metadata": {"uid": ""}})["metadata"]["uid"]
+                expires = second(action.now + LIFE_S)
+                metadata["annotations"] = {names.ANNOTATION_CONTENT: root, names.ANNOTATION_EXPIRES: expires}
             with contextlib.suppress(Conflict):
                 self.cluster.create({"kind": "Secret", "metadata": metadata})
 

@@ -58,8 +58,8 @@ NO_ACCOUNT: Final = 'serviceaccount "default" not found'
 """In the API server's words, when a namespace has no default account."""
 
 OTHER_GENERATION: Final = (
-    "Secret {name}: its keys are not of Secret {root}, which was deleted and made anew; suspend the job, delete"
-    " {name}, and let the job go on, so that all workers start with the new keys"
+    "Secrets {names}: their keys are not of Secret {root}, which was deleted and made anew; suspend the job, delete"
+    " {names}, and let the job go on, so that all workers start with the new keys"
 )
 
 
@@ -172,7 +172,7 @@ class Executor:
         root = await self._create(owner, keys_secret(owner, action), result)
         if root is None:
             return
-        absent = []
+        absent, others = [], []
         for copy in role_secrets(owner, root, action):
             name = copy["metadata"]["name"]
             stored = await self._client.get(SECRET, owner.namespace, name)
@@ -181,8 +181,10 @@ class Executor:
             elif generation_of(_checked(owner.uid, SECRET, name, stored)) == root["metadata"]["uid"]:
                 self._cache.observe(SECRET, stored)
             else:
-                result.refuse(SECRET, OTHER_GENERATION.format(name=name, root=action.name))
-                return
+                others.append(name)
+        if others:
+            result.refuse(SECRET, OTHER_GENERATION.format(names=", ".join(others), root=action.name))
+            return
         for copy in absent:
             await self._create(owner, copy, result)
 

@@ -52,11 +52,9 @@ OPTIONAL: Final = ("PodDisruptionBudget", "NetworkPolicy")
 def children(ctx: ReconcileContext) -> Iterator[Action]:
     """What is needed to make the fixed children, and the Secrets, be as the job wants them."""
     present = {(child.kind, child.name): child for child in ctx.facts.children}
-    root = names.keys_secret_name(ctx.facts.name)
-    secrets = {root, *(names.role_secret_name(ctx.facts.name, role) for role in names.KEY_FILES)}
     keyed = ctx.wants_manager or ctx.spec.trainer.replicas > 1
-    if keyed and any(("Secret", name) not in present for name in secrets):
-        yield MakeKeys(root, manager_hosts(ctx.owner), now=ctx.now)
+    if keyed and not _has_keys(ctx.facts.name, present):
+        yield MakeKeys(names.keys_secret_name(ctx.facts.name), manager_hosts(ctx.owner), now=ctx.now)
     wanted = ctx.hashes.fixed
     if any(_differs(place, content, present.get(place)) for place, content in wanted.items()):
         yield from _mended(ctx, present)
@@ -163,6 +161,13 @@ def stop_manager(ctx: ReconcileContext, why: str) -> Iterator[Action]:
         return
     for pod in ctx.facts.of_role(Role.MANAGER):
         yield from release(pod, why)
+
+
+def _has_keys(job: str, present: Mapping[tuple[str, str], ChildFacts]) -> bool:
+    """The Secret of all keys is there, and its copy for each role: one of other keys is none."""
+    root = present.get(("Secret", names.keys_secret_name(job)))
+    copies = [present.get(("Secret", names.role_secret_name(job, role))) for role in names.KEY_FILES]
+    return root is not None and all(copy is not None and copy.content_hash == root.uid for copy in copies)
 
 
 def _differs(place: tuple[str, str], content: str, there: ChildFacts | None) -> bool:

@@ -302,10 +302,12 @@ async def test_keys_are_drawn_once_and_what_is_missing_of_their_copies_is_made_f
 
 async def test_no_key_is_copied_beside_a_copy_of_other_keys() -> None:
     """Somebody deleted the root and a copy, and an operator that starts draws a root anew."""
-    absent, other = Answer(404, {"message": "not found"}), Answer(200, secret("j-keys-reserved", "uid-before"))
-    act, _, transport, _ = actor(Answer(201, secret("j-keys")), absent, absent, other)
+    others = [Answer(200, secret(name, "uid-before")) for name in COPIES[1:]]
+    act, _, transport, _ = actor(Answer(201, secret("j-keys")), ABSENT, *others)
     result = await act.execute(OWNER, [MAKE_KEYS])
-    assert result.refusal.startswith("Secret j-keys-reserved: its keys are not of Secret j-keys, which was deleted")
+    assert result.refusal.startswith(
+        "Secrets j-keys-trainer, j-keys-reserved: their keys are not of Secret j-keys, which"
+    )
     assert [method for method, _ in transport.asked] == ["POST", "GET", "GET", "GET"]
 
 

@@ -118,11 +118,14 @@ def test_children_are_made_mended_and_removed(build: Any) -> None:
         ChildFacts(kind, name, uid="uid", content_hash=content) for (kind, name), content in ctx.hashes.fixed.items()
     ]
     secrets = ("j-keys", "j-keys-manager", "j-keys-trainer", "j-keys-reserved")
-    there += [ChildFacts("Secret", name, uid="uid", content_hash="") for name in secrets]
+    there += [ChildFacts("Secret", name, uid="uid", content_hash="uid") for name in secrets]
     assert list(children(build.ctx(children=tuple(there)))) == []
     for secret in secrets:
         (mended,) = children(build.ctx(children=tuple(one for one in there if one.name != secret)))
         assert isinstance(mended, MakeKeys), "the operator may have died between two of them"
+    others = [replace(one, uid="made anew") if one.name == "j-keys" else one for one in there]
+    (again,) = children(build.ctx(children=tuple(others)))
+    assert isinstance(again, MakeKeys), "it is refused as long as a copy is of other keys"
     edited = ("Service", "ConfigMap", "ServiceAccount")
     changed = [replace(one, content_hash="x") if one.kind in edited else one for one in there]
     applied = list(children(build.ctx(children=tuple(changed))))
