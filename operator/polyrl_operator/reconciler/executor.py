@@ -58,8 +58,8 @@ NO_ACCOUNT: Final = 'serviceaccount "default" not found'
 """In the API server's words, when a namespace has no default account."""
 
 OTHER_GENERATION: Final = (
-    "Secrets {names}: their keys are not of Secret {root}, which was deleted and made anew; suspend the job, delete"
-    " {names}, and let the job go on, so that all workers start with the new keys"
+    "suspend the job, delete the Secrets {names}, and let it go on: their keys are not of Secret {root}, which was"
+    " deleted and made anew, and all workers are to start with the new ones"
 )
 
 
