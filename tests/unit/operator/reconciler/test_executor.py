@@ -305,9 +305,7 @@ async def test_no_key_is_copied_beside_a_copy_of_other_keys() -> None:
     others = [Answer(200, secret(name, "uid-before")) for name in COPIES[1:]]
     act, _, transport, _ = actor(Answer(201, secret("j-keys")), ABSENT, *others)
     result = await act.execute(OWNER, [MAKE_KEYS])
-    assert result.refusal.startswith(
-        "Secrets j-keys-trainer, j-keys-reserved: their keys are not of Secret j-keys, which"
-    )
+    assert result.refusal.startswith("suspend the job, delete the Secrets j-keys-trainer, j-keys-reserved, and let it")
     assert [method for method, _ in transport.asked] == ["POST", "GET", "GET", "GET"]
 
 
