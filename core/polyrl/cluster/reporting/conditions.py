@@ -100,7 +100,8 @@ def _suspended(assessment: Assessment) -> ConditionDraft:
         return _draft(False, ConditionReason.NOT_SUSPENDED, "spec.suspend is false")
     left = sum(not pod.ended for pod in assessment.ctx.facts.pods)
     if left or trainer_lives(assessment.ctx):
-        return _draft(False, ConditionReason.SUSPENDING, f"spec.suspend is true; pods that have not ended: {left}")
+        message = f"spec.suspend is true; pods that have not ended: {left}{_left_alone(assessment)}"
+        return _draft(False, ConditionReason.SUSPENDING, message)
     return _draft(True, ConditionReason.SUSPENDED, "spec.suspend is true")
 
 
@@ -126,8 +127,7 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
         if pod in newest:
             return _draft(False, ConditionReason.DISRUPTED, f"{pod.name} is taken away: {notice.why}")
     for pod in newest if job is None else ():
-        todo = "" if pod.deletion_at is not None else ": delete it"
-        message = f"{pod.name} has not ended, and no Job of this job's has it; another trainer starts once it has{todo}"
+        message = f"{pod.name} has not ended, and another trainer starts once it has{_left_alone(assessment)}"
         return _draft(False, ConditionReason.POD_WITHOUT_JOB, message)
     first = [*assessment.ctx.facts.of_role(Role.MANAGER)[-1:], *newest]
     if waiting := _not_pulled(first) or _not_placed(first):
@@ -148,6 +148,13 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
         )
         return _draft(False, ConditionReason.FETCHING_MODEL, message)
     return _draft(False, ConditionReason.STARTING, "the trainer starts")
+
+
+def _left_alone(assessment: Assessment) -> str:
+    """What is to be done about a trainer's pod that nobody ends; empty: there is none."""
+    pods = assessment.ctx.facts.of_role(Role.TRAINER) if assessment.ctx.facts.trainer is None else ()
+    names = [pod.name for pod in pods if not pod.ended and pod.deletion_at is None]
+    return f": delete {', '.join(names)}, for no Job of this job's has it" if names else ""
 
 
 def _refused_child(assessment: Assessment) -> ConditionDraft | None:

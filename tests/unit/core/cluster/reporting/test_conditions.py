@@ -93,14 +93,19 @@ def test_trainer_waits_for_a_node(build: Any, role: Role) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deletion_at", "end"), [(None, "once it has: delete it"), (2e6, "once it has")], ids=["it runs on", "it ends"]
+    ("deletion_at", "todo"),
+    [(None, ": delete j-trainer-0-x, for no Job of this job's has it"), (2e6, "")],
+    ids=["it runs on", "it ends"],
 )
-def test_a_pod_that_outlives_the_trainer_s_job_is_named(build: Any, deletion_at: float | None, end: str) -> None:
+def test_a_pod_that_outlives_the_trainer_s_job_is_named(build: Any, deletion_at: float | None, todo: str) -> None:
     pod = build.pod("j-trainer-0-x", Role.TRAINER, deletion_at=deletion_at)
     found = result(build, pods=(pod,), trainer=None)
     assert reasons(found)["TrainerReady"] == ("False", "PodWithoutJob")
     (message,) = [one.message for one in found.status.conditions if one.type == "TrainerReady"]
-    assert message == f"j-trainer-0-x has not ended, and no Job of this job's has it; another trainer starts {end}"
+    assert message == f"j-trainer-0-x has not ended, and another trainer starts once it has{todo}"
+    suspended = result(build, job=build.job(suspend=True), pods=(pod,), trainer=None)
+    (message,) = [one.message for one in suspended.status.conditions if one.type == "Suspended"]
+    assert message == f"spec.suspend is true; pods that have not ended: 1{todo}"
 
 
 def test_a_model_that_is_fetched_is_progress(build: Any) -> None:
