@@ -20,7 +20,7 @@
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
-# A run's addresses; put right when somebody changed them, or the manager's port is another.
+# A run's addresses; changed when the manager's port is another.
 - apiGroups: [""]
   resources: [services]
   verbs: [get, list, create, patch]
