@@ -39,13 +39,18 @@ def main() -> None:
 
 
 def count_samples(history: list[HistoryEntry]) -> dict[str, Any]:
-    """Samples submitted, acknowledged, and discarded by reason."""
+    """Samples submitted, acknowledged, and discarded by reason. What was acknowledged and then offered again, to a trainer
+    whose checkpoint does not contain it, has not ended by that: one sample of an evaluation that was cut off."""
     events = [entry.event for entry in history]
     sizes = {event.group.id: event.group.n for event in events if isinstance(event, f.GroupSubmitted)}
     batches = {event.batch: event.groups for event in events if isinstance(event, f.BatchPacked)}
-    acknowledged = [
-        group for event in events if isinstance(event, f.BatchAcknowledged) for group in batches[event.batch]
-    ]
+    done: dict[int, tuple[int, ...]] = {}
+    for event in events:
+        if isinstance(event, f.BatchAcknowledged):
+            done[event.batch] = batches[event.batch]
+        elif isinstance(event, f.BatchReturned):
+            done.pop(event.batch, None)
+    acknowledged = [group for groups in done.values() for group in groups]
     reasons: Counter[str] = Counter()
     for event in events:
         if isinstance(event, f.GroupDiscarded):
