@@ -39,8 +39,8 @@ def main() -> None:
 
 
 def count_samples(history: list[HistoryEntry]) -> dict[str, Any]:
-    """Samples submitted, acknowledged, and discarded by reason. What was acknowledged and then offered again to a trainer
-    whose checkpoint does not contain it had not ended by that, as a part of an evaluation that was cut off."""
+    """Samples submitted, acknowledged, and discarded by reason. One that was acknowledged and then offered again, to a
+    trainer whose checkpoint does not contain it, had not ended by that."""
     events = [entry.event for entry in history]
     sizes = {event.group.id: event.group.n for event in events if isinstance(event, f.GroupSubmitted)}
     batches = {event.batch: event.groups for event in events if isinstance(event, f.BatchPacked)}
