@@ -30,13 +30,13 @@ def one_trainer_at_most(run: Run) -> Iterator[None]:
             if len(there) > 1:
                 twins.append([pod["metadata"]["name"] for pod in there])
 
-    looks = threading.Thread(target=watch)
-    looks.start()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     try:
         yield
     finally:
         over.set()
-        looks.join()
+        watcher.join()
     assert twins == []
 
 
