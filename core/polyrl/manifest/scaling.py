@@ -39,7 +39,7 @@ class GapSpec(ManifestModel):
     """Hysteresis of mode Gap. The gap is (rollout time - training time) / step time."""
 
     tolerance_percent: Percent = 10
-    """Dead band: gaps below this percentage of a step change nothing; half as much again where that would turn round."""
+    """Dead band: gaps below this percentage of a step change nothing; half as much again to turn round."""
     scale_up_window_steps: Annotated[int, Field(ge=1, le=100)] = 1
     """Steps looked back on before growing; the smallest recommendation in the window counts."""
     scale_down_window_steps: Annotated[int, Field(ge=1, le=100)] = 3
