@@ -14,7 +14,7 @@ A rollout counts as much as the reserved engine, for the seconds in which that m
 during a step count for the time that they were there. The manager has integrated that, and keeps it
 (`status.FinishedStep`); what steps asked for is in the job's status. So nothing hangs on this process: one that starts
 anew goes on with the steps that ended meanwhile, and counts none twice.
-Not measured: a trainer's first step, in which engines still started.
+Not measured: a trainer's first step, in which engines still started. What a step takes is the median of the newest few.
 Then: within the dead band nothing grows, and only what does not pay shrinks; the band is wider for who would turn
 round, since a fleet at its edge would follow the noise to and fro; up by the least of the window, down by the most;
 each bounded per step; none within the cooldown; always within minReplicas and maxReplicas. "Now" is the desired number,
@@ -28,10 +28,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Final
 
+from msgspec.structs import replace
+
 from polyrl.cluster.scaling.prices import affordable, hourly
-from polyrl.cluster.scaling.step_model import LEAST_STEP_GAIN, SHORTEST_S, StepModel, fit_steps, is_measure
+from polyrl.cluster.scaling.step_model import (
+    LEAST_STEP_GAIN,
+    SHORTEST_S,
+    USUAL_STEPS,
+    StepModel,
+    fit_steps,
+    is_measure,
+    measures,
+)
 from polyrl.manifest.scaling import Objective
 from polyrl.manifest.spec import JobSpec
 from polyrl.status import FinishedStep
@@ -121,37 +132,40 @@ def _asked(spec: JobSpec, steps: Sequence[FinishedStep], fleet: FleetSize) -> in
     """The dead band is about keeping pace, and about the whole fleet: a rollout that was lost for half a step comes
     back by itself. Who surely gains nothing leaves there as well: a tail that takes as long as training is within it
     with any fleet. With objective Cost the cheapest fleet need not keep pace."""
-    newest, model, current = steps[-1], _model(steps), fleet.rollouts
-    rollout_s = model.seconds(max(newest.engines, current)) if is_measure(newest) else newest.rollout_seconds
-    gap, rule = _gap(newest, rollout_s), spec.scaling.gap
+    if not is_measure(steps[-1]):
+        return fleet.rollouts
+    (usual, model), current, rule = as_usual(steps), fleet.rollouts, spec.scaling.gap
+    gap = _gap(usual, model.seconds(max(usual.engines, current)))
     band = rule.tolerance_percent * (TURNING if gap * fleet.last_change < 0 else 1)
     if abs(gap) <= band and spec.scaling.objective is not Objective.COST:
-        return min(current, model.wanted(0.0, _rest(newest), _sure_loss(spec))) if is_measure(newest) else current
-    return recommend(spec, steps, fleet)
+        return min(current, model.wanted(0.0, _rest(usual), _sure_loss(spec)))
+    return recommend(spec, usual, model, fleet)
 
 
-def _model(steps: Sequence[FinishedStep]) -> StepModel:
-    """By all of them, as of the last one."""
-    if not is_measure(steps[-1]):
-        return StepModel(0.0, 0.0)
-    return fit_steps([step for step in steps if is_measure(step)]).through(steps[-1])
+def as_usual(steps: Sequence[FinishedStep]) -> tuple[FinishedStep, StepModel]:
+    """The newest step, a measure, as if it took what most of the last ones did, and the curve through it."""
+    seen = measures(steps)
+    newest, few = seen[-1], seen[-USUAL_STEPS:]
+    model = fit_steps(seen).through(*few)
+    rollout_s, train_s = model.seconds(newest.engines), median(step.train_seconds for step in few)
+    step_s = max(rollout_s, train_s) + median(_rest(step) for step in few)
+    return replace(newest, rollout_seconds=rollout_s, train_seconds=train_s, step_seconds=step_s), model
 
 
-def recommend(spec: JobSpec, steps: Sequence[FinishedStep], fleet: FleetSize) -> int:
-    """Rollouts that the objective asks for after the last of these steps, before bounds."""
-    newest, model = steps[-1], _model(steps)
+def recommend(spec: JobSpec, usual: FinishedStep, model: StepModel, fleet: FleetSize) -> int:
+    """Rollouts that the objective asks for, before bounds."""
     match spec.scaling.objective:
         case Objective.THROUGHPUT:
-            return _keeping_pace(spec, newest, model, fleet)
+            return _keeping_pace(spec, usual, model, fleet)
         case Objective.THROUGHPUT_UNDER_BUDGET:
-            return affordable(spec, _keeping_pace(spec, newest, model, fleet), fleet.num_on_demand)
+            return affordable(spec, _keeping_pace(spec, usual, model, fleet), fleet.num_on_demand)
         case Objective.COST:
-            return _cheapest(spec, newest, model, fleet)
+            return _cheapest(spec, usual, model, fleet)
 
 
-def _keeping_pace(spec: JobSpec, newest: FinishedStep, model: StepModel, fleet: FleetSize) -> int:
+def _keeping_pace(spec: JobSpec, usual: FinishedStep, model: StepModel, fleet: FleetSize) -> int:
     """As many as pay; so many as there are where it is not sure that more do, or that fewer would."""
-    wanted = partial(model.wanted, newest.train_seconds, _rest(newest))
+    wanted = partial(model.wanted, usual.train_seconds, _rest(usual))
     doubt = spec.scaling.gap.tolerance_percent / 100 if fleet.last_change else 0.0
     if wanted(LEAST_STEP_GAIN * (1 + doubt)) > fleet.rollouts:
         return wanted()
@@ -192,10 +206,10 @@ def _steadied(spec: JobSpec, current: int, window: tuple[int, ...]) -> int:
     return current
 
 
-def _cheapest(spec: JobSpec, newest: FinishedStep, model: StepModel, fleet: FleetSize) -> int:
+def _cheapest(spec: JobSpec, usual: FinishedStep, model: StepModel, fleet: FleetSize) -> int:
     """The size at which a step costs least; that of now where no other saves enough."""
-    cost = partial(_cost, spec, newest, model)
-    most = clamp(spec, model.wanted(newest.train_seconds, _rest(newest)))
+    cost = partial(_cost, spec, usual, model)
+    most = clamp(spec, model.wanted(usual.train_seconds, _rest(usual)))
     found = min(range(spec.rollout.min_replicas, most + 1), key=lambda n: (cost(n), n))
     turns = (found - fleet.rollouts) * fleet.last_change < 0
     saves_too_little = cost(found) > cost(fleet.rollouts) * (1 - LEAST_SAVING * (TURNING if turns else 1))

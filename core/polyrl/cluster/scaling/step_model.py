@@ -9,8 +9,9 @@ as it is exact: b and d are where
     sum over steps of ((seconds - mean) - b * (1 / n - mean) - d * (step - mean)) ** 2 / noise ** 2
         +  (b - reported b) ** 2 / error ** 2  +  d ** 2 / drift ** 2
 
-is least. So one step is enough to begin with, and what was seen overrules what was reported. The proportion of a and b
-is taken from all kept steps, how much there is from the newest.
+is least. So one step is enough to begin with, and what was seen overrules what was reported. A step far from where the
+others lie, as by one very long answer, counts little; one of long ago, not at all: a new curriculum is another model.
+The proportion of a and b is taken from all that count, how much there is from the median of the newest few.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -37,6 +38,20 @@ LEAST_ERROR: Final = 0.02
 DRIFT: Final = 0.01
 """By how much of itself a step grows or shrinks from the one before, as answers do: a doubling in 70 steps, which short
 runs have seen. With none a fleet shrank while its work grew, and steps took up to twice as long as they had to."""
+
+REMEMBERED_STEPS: Final = 16
+"""A fit is of the newest so many. With all of them a step took half as long again as it had to, 75 steps after the work
+had trebled."""
+
+USUAL_STEPS: Final = 5
+"""Of so many the median says what a step takes: one step in ten that takes several times as long, or in which training
+takes half, moves nothing. What lasts is answered two steps later."""
+
+FAR: Final = 3.0
+"""Distance from the fit, in units of noise, from which on a step counts less than half."""
+
+ROUNDS: Final = 5
+"""Of weighing steps by their distance from the fit and fitting them again; further ones change little."""
 
 LEAST_STEP_GAIN: Final = 0.2
 """Growing by 1 % must shorten the step by 0.2 %, else it does not pay: the shared work must be a fifth of the step."""
@@ -65,9 +80,9 @@ class StepModel:
         """With that many."""
         return self.fixed_s + self.shared_s / engines if engines > 0 else math.inf
 
-    def through(self, step: FinishedStep) -> StepModel:
-        """The same proportion, at the level of that step."""
-        level = step.rollout_seconds / max(ROUNDING, self.seconds(step.engines))
+    def through(self, *steps: FinishedStep) -> StepModel:
+        """The same proportion, at the level of most of those steps."""
+        level = median(one.rollout_seconds / max(ROUNDING, self.seconds(one.engines)) for one in steps)
         return StepModel(self.fixed_s * level, self.shared_s * level)
 
     def wanted(self, train_s: float, rest_s: float, least_gain: float = LEAST_STEP_GAIN) -> int:
@@ -85,27 +100,26 @@ def is_measure(step: FinishedStep) -> bool:
     return step.steady and step.engines >= FEWEST and step.rollout_seconds >= SHORTEST_S
 
 
+def measures(steps: Sequence[FinishedStep]) -> list[FinishedStep]:
+    """Of them, and not of long ago."""
+    return [one for one in steps if is_measure(one) and one.step > steps[-1].step - REMEMBERED_STEPS]
+
+
 def fit_steps(steps: Sequence[FinishedStep]) -> StepModel:
-    """See above, neither part below 0; `steps` are measures, one at least. Steps of one size count as their median, so
-    that one that was no ordinary step does not move it."""
-    by_size: dict[int, list[FinishedStep]] = {}
-    for one in steps:
-        by_size.setdefault(one.size, []).append(one)
-    sizes = by_size.values()
-    counts = np.array([len(those) for those in sizes])
-    share = np.array([fmean(1 / one.engines for one in those) for those in sizes])
-    seconds = np.array([median(one.rollout_seconds for one in those) for those in sizes])
-    number = np.array([fmean(one.step for one in those) for those in sizes])
-    mean_share, mean_s, mean_number = (np.average(column, weights=counts) for column in (share, seconds, number))
-    whole = float(mean_s / mean_share)
-    reported = min(whole, max(0.0, median(one.shared_engine_seconds for one in steps)))
-    # Each row in units of its own error.
-    exact, error = np.sqrt(counts) / (NOISE * mean_s), REPORT_ERROR * reported + LEAST_ERROR * whole
-    rows = [
-        *np.column_stack([exact * (share - mean_share), exact * (number - mean_number)]),
-        (1 / error, 0.0),
-        (0.0, 1 / (DRIFT * mean_s)),
-    ]
-    (found, _), *_ = np.linalg.lstsq(np.array(rows), np.array([*exact * (seconds - mean_s), reported / error, 0.0]))
-    shared = min(max(0.0, float(found)), whole)
+    """See above, neither part below 0; `steps` are measures, one at least."""
+    share, seconds = np.array([1 / one.engines for one in steps]), np.array([one.rollout_seconds for one in steps])
+    number, weights = np.array([float(one.step) for one in steps]), np.ones(len(steps))
+    reported = median(one.shared_engine_seconds for one in steps)
+    for _ in range(ROUNDS):
+        mean_share, mean_s, mean_number = (np.average(column, weights=weights) for column in (share, seconds, number))
+        whole = float(mean_s / mean_share)
+        credible = min(whole, max(0.0, reported))
+        # Each row in units of its own error.
+        exact, error = np.sqrt(weights) / (NOISE * mean_s), REPORT_ERROR * credible + LEAST_ERROR * whole
+        columns = np.column_stack([share - mean_share, number - mean_number])
+        rows = [*(exact[:, None] * columns), (1 / error, 0.0), (0.0, 1 / (DRIFT * mean_s))]
+        found, *_ = np.linalg.lstsq(np.array(rows), np.array([*exact * (seconds - mean_s), credible / error, 0.0]))
+        off = (seconds - columns @ found) / (NOISE * mean_s)
+        weights = 1 / (1 + (off - np.median(off)) ** 2 / FAR**2)
+    shared = min(max(0.0, float(found[0])), whole)
     return StepModel(float(mean_s - shared * mean_share), shared)

@@ -28,8 +28,8 @@ EVALUATION: Final = "evaluation"
 OPEN_STEPS: Final = 64
 """Steps under way at most; of a trainer that ends none the oldest are forgotten."""
 
-STEPS_PER_SIZE: Final = 4
-"""Finished steps kept of each size of the fleet: one that was no ordinary step does not move their median."""
+STEPS_PER_SIZE: Final = 5
+"""Finished steps kept of each size of the fleet: one or two that were no ordinary steps do not move their median."""
 
 SIZES: Final = 8
 """Sizes kept, the newest seen: enough to see a curve, few enough to forget what the model wrote long ago."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from polyrl.cluster.scaling.gap import FleetSize, Sizing, new_steps, recommend, sizing
+from polyrl.cluster.scaling.gap import FleetSize, Sizing, as_usual, new_steps, recommend, sizing
 from polyrl.cluster.scaling.prices import hourly
 from polyrl.manifest.job import JobSpec, PolyRLJob
 from polyrl.status import FinishedStep
@@ -43,7 +43,7 @@ def measured(build: Any) -> Callable[..., list[FinishedStep]]:
 def test_throughput(build: Any, measured: Any, times: tuple[int, float, float, float], expected: int) -> None:
     """`times`: engines, rollout, training and reserved seconds."""
     spec = build.job({"maxReplicas": 100}).spec
-    assert recommend(spec, measured(*times), FleetSize(0)) == expected
+    assert recommend(spec, *as_usual(measured(*times)), FleetSize(0)) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_budget(build: Any, measured: Any, budget: float, base: int, num_on_dema
     scaling = {"objective": "ThroughputUnderBudget", "budgetPerHour": budget}
     capacity = {"baseOnDemand": base}
     spec = build.job({"maxReplicas": 100, "capacity": capacity}, scaling=scaling, pricing=PRICES).spec
-    assert recommend(spec, measured(4, 30.0, 20.0), FleetSize(0, num_on_demand=num_on_demand)) == expected
+    assert recommend(spec, *as_usual(measured(4, 30.0, 20.0)), FleetSize(0, num_on_demand=num_on_demand)) == expected
     assert expected == 0 or hourly(spec, expected, num_on_demand) <= budget
 
 
@@ -74,13 +74,13 @@ def test_cost(build: Any, measured: Any, reserved: float, expected: int) -> None
     spec = build.job(
         {"maxReplicas": 100}, scaling={"objective": "Cost"}, pricing=PRICES | {"reservedPerHour": reserved}
     ).spec
-    assert recommend(spec, measured(4, 30.0, 20.0), FleetSize(0)) == expected
+    assert recommend(spec, *as_usual(measured(4, 30.0, 20.0)), FleetSize(0)) == expected
 
 
 def test_cost_weighs_both(build: Any, measured: Any) -> None:
     """With W = 120, T = 20, rest 1: 3 cost 41 s x 13 = 533, 6 cost 21 s x 16 = 336, and 5 cost 25 s x 15 = 375."""
     spec = build.job({"maxReplicas": 100}, scaling={"objective": "Cost"}, pricing=PRICES).spec
-    assert recommend(spec, measured(4, 30.0, 20.0), FleetSize(0)) == 6
+    assert recommend(spec, *as_usual(measured(4, 30.0, 20.0)), FleetSize(0)) == 6
 
 
 GAP = {"tolerancePercent": 10, "scaleUpWindowSteps": 2, "scaleDownWindowSteps": 3}
@@ -157,7 +157,7 @@ def test_of_sizes_that_pay_alike_the_one_there_is_stays(
     """A tail of 59 s, 240 s of work, rest of 1 s: 16 pay, 14 surely do, more than 22 surely do not."""
     spec = build.job({"maxReplicas": 100}).spec
     steps = measured(16, 59.0 + 240.0 / 16, 20.0, shared_s=240.0)
-    assert recommend(spec, steps, FleetSize(current, last_change=last_change)) == expected
+    assert recommend(spec, *as_usual(steps), FleetSize(current, last_change=last_change)) == expected
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_for_the_price_alone_a_change_must_save_enough(
     """6 cost 21 s x 26 = 546, 4 cost 31 s x 24 = 744, 7 cost 21 s x 27 = 567."""
     prices = PRICES | {"reservedPerHour": 20.0}
     spec = build.job({"maxReplicas": 100}, scaling={"objective": "Cost"}, pricing=prices).spec
-    assert recommend(spec, measured(4, 30.0, 20.0), FleetSize(current, last_change=last_change)) == expected
+    assert recommend(spec, *as_usual(measured(4, 30.0, 20.0)), FleetSize(current, last_change=last_change)) == expected
 
 
 def test_cooldown_holds_and_the_window_is_kept(build: Any) -> None:
@@ -191,6 +191,20 @@ def test_unsteady_step_moves_nothing(build: Any, measured: Any) -> None:
     spec = build.job(scaling={"gap": GAP}).spec
     sized = sizing(spec, measured(4, 60.0, 20.0, steady=False), 6, (6,), FleetSize(4))
     assert (sized.desired_replicas, sized.window, sized.changed) == (4, (6,), False)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param({"engines": 0.0, "rollout_s": 600.0}, id="without an engine it took ten minutes"),
+        pytest.param({"engines": 4.0, "rollout_s": 0.0}, id="all was generated before"),
+    ],
+)
+def test_a_step_that_measures_no_engines_asks_for_what_is(build: Any, measured: Any, step: dict[str, float]) -> None:
+    """It asked for none, and three of them took a rollout away from a fleet that had lost all."""
+    spec = build.job(scaling={"gap": GAP | {"scaleDownWindowSteps": 1}}).spec
+    sized = sizing(spec, measured(train_s=20.0, **step), 6, (), FleetSize(4))
+    assert (sized.recommended, sized.desired_replicas) == (4, 4)
 
 
 def test_decision_states_its_numbers(build: Any, measured: Any) -> None:

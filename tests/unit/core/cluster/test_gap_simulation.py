@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
@@ -21,14 +22,38 @@ NOISES = [0.03, 0.08]
 """Parts of a step's seconds by which prompts make it longer or shorter."""
 REPORT_BIAS = 0.2
 """The manager's split of a step is wrong by up to so much in a whole run, and by half of that from step to step."""
+FAST = {"maxScaleUpPerStep": 8, "maxScaleDownPerStep": 4}
 SHAPES = [(fixed_s, work) for fixed_s in (0.0, 15.0, 45.0, 75.0, 150.0) for work in (240.0, 480.0, 960.0, 1920.0)]
 GROWING = [(0.0, 480.0), (15.0, 480.0), (15.0, 960.0), (45.0, 240.0), (75.0, 480.0)]
 SETTLED = 10
+BAND = 1.15
+"""Of a step by what the dead band leaves alone, a tenth of the step, and the noise of five steps' median."""
 STEPS = 40
 
 
+@dataclass(frozen=True)
+class Event:
+    """Times as much of each as in other steps, by chance or from a step on."""
+
+    chance: float = 0.0
+    lasts_from: int = 0
+    tail: float = 1.0
+    work: float = 1.0
+    train: float = 1.0
+
+
+NO_EVENT = Event()
+
+
 def run(
-    build: Any, spec: JobSpec, shape: StepModel, start: int, seed: int, noise: float = NOISES[0], growth: float = 0.0
+    build: Any,
+    spec: JobSpec,
+    shape: StepModel,
+    start: int,
+    seed: int,
+    noise: float = NOISES[0],
+    growth: float = 0.0,
+    event: Event = NO_EVENT,
 ) -> list[int]:
     """Sizes step by step; each step loses a rollout with 10 % and has it back half-way. `growth`: of answers, by each
     step."""
@@ -39,11 +64,14 @@ def run(
     current, sizes, change = start, [], 0
     for number in range(1, STEPS + 1):
         engines = max(0.5, current - 0.5 * (draw.random() < 0.1))
+        hit = draw.random() < event.chance or (0 < event.lasts_from <= number)
         work = grown(shape, growth, number)
+        work = StepModel(work.fixed_s * event.tail, work.shared_s * event.work) if hit else work
         rollout_s = work.seconds(engines) * draw.uniform(1 - noise, 1 + noise)
         shared_s = work.shared_s * bias * draw.uniform(1 - REPORT_BIAS / 2, 1 + REPORT_BIAS / 2)
+        train_s = TRAIN_S * (event.train if hit else 1.0)
         step = build.step(
-            number, engines, rollout_s=rollout_s, train_s=TRAIN_S, shared_s=min(shared_s, engines * rollout_s)
+            number, engines, rollout_s=rollout_s, train_s=train_s, shared_s=min(shared_s, engines * rollout_s)
         )
         steps = keep_step(steps, step)
         sized = sizing(spec, steps, number - 1, window, FleetSize(current, last_change=change))
@@ -53,6 +81,12 @@ def run(
         current, window = sized.desired_replicas, sized.window
         sizes.append(current)
     return sizes
+
+
+def turns(sizes: list[int]) -> int:
+    """How often the direction changes."""
+    changes = [new - old for old, new in pairwise(sizes) if new != old]
+    return sum((one > 0) != (other > 0) for one, other in pairwise(changes))
 
 
 def grown(shape: StepModel, growth: float, step: int) -> StepModel:
@@ -66,8 +100,7 @@ def step_s(shape: StepModel, engines: int) -> float:
 
 
 def assert_one_way(sizes: list[int]) -> None:
-    changes = [new - old for old, new in pairwise(sizes) if new != old]
-    assert all((one > 0) == (other > 0) for one, other in pairwise(changes)), sizes
+    assert turns(sizes) == 0, sizes
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=[f"noise of {noise:.0%}" for noise in NOISES])
@@ -78,18 +111,16 @@ def test_at_the_knee_within_ten_steps_never_away(
 ) -> None:
     shape = StepModel(fixed_s, work)
     knee = max(1, min(64, shape.wanted(TRAIN_S, REST_S)))
-    spec = build.job(
-        {"minReplicas": 1, "maxReplicas": 64}, scaling={"gap": {"maxScaleUpPerStep": 8, "maxScaleDownPerStep": 4}}
-    ).spec
+    spec = build.job({"minReplicas": 1, "maxReplicas": 64}, scaling={"gap": FAST}).spec
     for seed in range(4):
         sizes = run(build, spec, shape, start, seed, noise)
         settled = sizes[SETTLED:]
-        assert max(step_s(shape, n) for n in settled) <= 1.09 * step_s(shape, knee), (knee, sizes)
-        assert 0.75 * knee <= min(settled) <= max(settled) <= 1.5 * knee + 1, (knee, sizes)
+        assert max(step_s(shape, n) for n in settled) <= BAND * step_s(shape, knee), (knee, sizes)
+        assert 0.65 * knee <= min(settled) <= max(settled) <= 1.5 * knee + 1, (knee, sizes)
         assert_one_way(settled)
 
 
-@pytest.mark.parametrize(("growth", "most"), [(1 / 40, 1.15), (-1 / 80, 1.07)], ids=["answers double", "they halve"])
+@pytest.mark.parametrize(("growth", "most"), [(1 / 40, 1.2), (-1 / 80, 1.07)], ids=["answers double", "they halve"])
 @pytest.mark.parametrize(("fixed_s", "work"), GROWING, ids=[f"{a:.0f} s and {b:.0f} s" for a, b in GROWING])
 def test_a_fleet_follows_answers_that_grow(build: Any, fixed_s: float, work: float, growth: float, most: float) -> None:
     """More engines and longer steps looked as if engines did not help: fleets shrank, and steps took twice as long as
@@ -102,6 +133,45 @@ def test_a_fleet_follows_answers_that_grow(build: Any, fixed_s: float, work: flo
             assert step_s(now, size) <= most * step_s(now, min(64, now.wanted(TRAIN_S, REST_S))), (number, sizes)
 
 
+@pytest.mark.parametrize(
+    ("event", "most_turns"),
+    [
+        pytest.param(Event(0.1, tail=2.0), 4, id="tail twice as long"),
+        pytest.param(Event(0.1, tail=4.0), 14, id="tail four times as long"),
+        pytest.param(Event(0.1, train=0.5), 5, id="training takes half"),
+    ],
+)
+def test_one_step_in_ten_that_is_unlike_the_others_moves_little(build: Any, event: Event, most_turns: int) -> None:
+    """By single steps up to 40 of 100 fleets went to and fro, and one that shrank to a fifth took twice as long."""
+    spec = build.job({"minReplicas": 1, "maxReplicas": 64}, scaling={"gap": FAST}).spec
+    turned = 0
+    for (fixed_s, work), start, seed in product(SHAPES, [4, 12], range(10, 12)):
+        shape = StepModel(fixed_s, work)
+        settled = run(build, spec, shape, start, seed, noise=0.05, event=event)[SETTLED + 5 :]
+        knee = min(64, shape.wanted(TRAIN_S, REST_S))
+        assert max(step_s(shape, n) for n in settled) <= 1.2 * step_s(shape, knee), (shape, start, seed, settled)
+        turned += turns(settled) > 0
+    assert turned <= most_turns
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(Event(lasts_from=20, work=3.0), id="work trebles"),
+        pytest.param(Event(lasts_from=20, tail=2.0, work=2.0), id="answers double"),
+        pytest.param(Event(lasts_from=20, tail=0.5, work=0.5), id="they halve"),
+    ],
+)
+def test_another_curriculum_is_another_model(build: Any, event: Event) -> None:
+    """With all steps ever seen in the fit, more engines and longer steps looked as if engines did not help."""
+    spec = build.job({"minReplicas": 1, "maxReplicas": 64}, scaling={"gap": FAST}).spec
+    for (fixed_s, work), start, seed in product(SHAPES, [4, 12], range(10, 12)):
+        now = StepModel(fixed_s * event.tail, work * event.work)
+        settled = run(build, spec, StepModel(fixed_s, work), start, seed, noise=0.05, event=event)[35:]
+        knee = min(64, now.wanted(TRAIN_S, REST_S))
+        assert max(step_s(now, n) for n in settled) <= 1.2 * step_s(now, knee), (now, start, seed, settled)
+
+
 @pytest.mark.parametrize("reserved_per_hour", [10.0, 100.0], ids=["a trainer of 10", "a trainer of 100"])
 @pytest.mark.parametrize(("fixed_s", "work"), SHAPES, ids=[f"{a:.0f} s and {b:.0f} s" for a, b in SHAPES])
 def test_the_cheapest_fleet_is_found_and_kept(
@@ -112,9 +182,8 @@ def test_the_cheapest_fleet_is_found_and_kept(
         StepModel(fixed_s, work),
         {"spotPerHour": 1.0, "onDemandPerHour": 3.0, "reservedPerHour": reserved_per_hour},
     )
-    gap = {"maxScaleUpPerStep": 8, "maxScaleDownPerStep": 4}
     spec = build.job(
-        {"minReplicas": 1, "maxReplicas": 64}, scaling={"objective": "Cost", "gap": gap}, pricing=prices
+        {"minReplicas": 1, "maxReplicas": 64}, scaling={"objective": "Cost", "gap": FAST}, pricing=prices
     ).spec
     costs = {n: step_s(shape, n) * (reserved_per_hour + n) for n in range(1, 65)}
     for start, seed in product([4, 12], range(4)):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.scaling.step_model import StepModel, fit_steps, is_measure
+from polyrl.cluster.scaling.step_model import StepModel, fit_steps, is_measure, measures
 
 SHAPE = StepModel(40.0, 240.0)
 
@@ -48,6 +48,25 @@ def test_answers_that_grow_do_not_hide_what_engines_gain(build: Any, sizes: rang
         rollout_s, shared_s = SHAPE.seconds(size) * longer, SHAPE.shared_s * longer
         steps.append(build.step(number, size, rollout_s=rollout_s, train_s=20.0, shared_s=shared_s))
     assert fit_steps(steps).through(steps[-1]).shared_s == pytest.approx(shared_s, rel=0.5)
+
+
+def test_a_step_that_is_unlike_the_others_counts_little(build: Any) -> None:
+    """The only one of 16 engines had an answer four times as long: b was 0, for 16 took longer than 12."""
+    sizes = [4, 4, 8, 8, 12, 12, 16]
+    steps = [
+        build.step(n, size, rollout_s=SHAPE.seconds(size), train_s=20.0, shared_s=SHAPE.shared_s)
+        for n, size in enumerate(sizes)
+    ]
+    steps[-1] = build.step(7, 16, rollout_s=160.0 + 15.0, train_s=20.0, shared_s=SHAPE.shared_s)
+    assert fit_steps(steps).shared_s == pytest.approx(SHAPE.shared_s, rel=0.2)
+    assert StepModel(40.0, 240.0).through(*steps[-5:]).seconds(4) == pytest.approx(SHAPE.seconds(4))
+
+
+def test_steps_of_long_ago_do_not_count(build: Any) -> None:
+    before = [build.step(n, n, rollout_s=10.0, train_s=20.0, shared_s=240.0) for n in (2, 4, 6, 8)]
+    now = [build.step(n, 8, rollout_s=SHAPE.seconds(8), train_s=20.0, shared_s=240.0) for n in range(30, 34)]
+    assert fit_steps(measures(before + now)).shared_s == pytest.approx(240.0)
+    assert fit_steps(before + now).shared_s < 100.0
 
 
 def test_neither_part_is_below_zero(build: Any) -> None:
