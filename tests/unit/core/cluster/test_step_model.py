@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from polyrl.cluster.scaling.step_model import StepModel, fit_steps, is_measure, measures
+from polyrl.cluster.scaling.step_model import USUAL_STEPS, StepModel, fit_steps, is_measure, measures
+from polyrl.ledger.measures.usage import STEPS_PER_SIZE
 
 SHAPE = StepModel(40.0, 240.0)
 
@@ -67,6 +68,11 @@ def test_steps_of_long_ago_do_not_count(build: Any) -> None:
     now = [build.step(n, 8, rollout_s=SHAPE.seconds(8), train_s=20.0, shared_s=240.0) for n in range(30, 34)]
     assert fit_steps(measures(before + now)).shared_s == pytest.approx(240.0)
     assert fit_steps(before + now).shared_s < 100.0
+
+
+def test_a_fleet_at_rest_has_its_newest_steps_kept() -> None:
+    """With fewer of one size the median was also of steps of long ago, when the fleet had another."""
+    assert STEPS_PER_SIZE >= USUAL_STEPS
 
 
 def test_neither_part_is_below_zero(build: Any) -> None:
