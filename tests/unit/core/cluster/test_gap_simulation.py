@@ -172,10 +172,11 @@ def test_another_curriculum_is_another_model(build: Any, event: Event) -> None:
         assert max(step_s(now, n) for n in settled) <= 1.2 * step_s(now, knee), (now, start, seed, settled)
 
 
+@pytest.mark.parametrize("noise", NOISES, ids=[f"noise of {noise:.0%}" for noise in NOISES])
 @pytest.mark.parametrize("reserved_per_hour", [10.0, 100.0], ids=["a trainer of 10", "a trainer of 100"])
 @pytest.mark.parametrize(("fixed_s", "work"), SHAPES, ids=[f"{a:.0f} s and {b:.0f} s" for a, b in SHAPES])
 def test_the_cheapest_fleet_is_found_and_kept(
-    build: Any, fixed_s: float, work: float, reserved_per_hour: float
+    build: Any, fixed_s: float, work: float, reserved_per_hour: float, noise: float
 ) -> None:
     """With objective Cost; rollouts cost 1. By each step's noise it went to and fro in 220 of 480 runs."""
     shape, prices = (
@@ -187,7 +188,7 @@ def test_the_cheapest_fleet_is_found_and_kept(
     ).spec
     costs = {n: step_s(shape, n) * (reserved_per_hour + n) for n in range(1, 65)}
     for start, seed in product([4, 12], range(4)):
-        settled = run(build, spec, shape, start, seed)[SETTLED:]
+        settled = run(build, spec, shape, start, seed, noise)[SETTLED:]
         assert max(costs[n] for n in settled) <= 1.1 * min(costs.values()), settled
         assert_one_way(settled)
 
