@@ -57,7 +57,6 @@ TURNING: Final = 1.5
 chance, one fleet in seventeen went to and fro without it and without what STICKINESS says of growing. What became
 longer or shorter for good is answered a little later instead."""
 
-
 LEAST_SAVING: Final = 0.03
 """With objective Cost a change must save so much of a step's price, TURNING times it where it turns round: sizes near
 the cheapest cost hardly more, and by each step's noise another one of them is the cheapest."""
@@ -101,7 +100,7 @@ def sizing(
 ) -> Sizing:
     """After finished `steps`, of which those after step `last` are new. `window`: what those before asked for."""
     newest, rule, current = steps[-1], spec.scaling.gap, fleet.rollouts
-    prefix, asked = _describe(newest), current
+    prefix, asked = _describe(steps), current
     new = new_steps(steps, last)
     for place, step in enumerate(steps):
         if step.steady and step in new:
@@ -187,12 +186,13 @@ def _gap(step: FinishedStep, rollout_s: float) -> float:
     return 100 * (rollout_s - step.train_seconds) / max(step.step_seconds, SHORTEST_S)
 
 
-def _describe(step: FinishedStep) -> str:
-    gap = _gap(step, step.rollout_seconds)
+def _describe(steps: Sequence[FinishedStep]) -> str:
+    newest = steps[-1]
+    usual = as_usual(steps)[0] if is_measure(newest) else newest
     return (
-        f"step {step.step}: {step.engines:.3g} engines generated for {step.rollout_seconds:.1f} s, training took"
-        f" {step.train_seconds:.1f} s of {step.step_seconds:.1f} s, gap {gap:.0f} %, one engine more would have saved"
-        f" {step.next_engine_saves_seconds:.1f} s"
+        f"step {newest.step}: {newest.engines:.3g} engines generated for {newest.rollout_seconds:.1f} s, training took"
+        f" {newest.train_seconds:.1f} s of {newest.step_seconds:.1f} s, one engine more would have saved"
+        f" {newest.next_engine_saves_seconds:.1f} s, gap as usual lately {_gap(usual, usual.rollout_seconds):.0f} %"
     )
 
 

@@ -210,8 +210,17 @@ def test_a_step_that_measures_no_engines_asks_for_what_is(build: Any, measured: 
 def test_decision_states_its_numbers(build: Any, measured: Any) -> None:
     spec = build.job(scaling={"gap": GAP | {"scaleUpWindowSteps": 1}}).spec
     assert sizing(spec, measured(4, 30.0, 20.0), 6, (), FleetSize(4)).why == (
-        "step 7: 4 engines generated for 30.0 s, training took 20.0 s of 31.0 s, gap 32 %, one engine more would have"
-        " saved 6.0 s: asks for 6, 4 -> 6"
+        "step 7: 4 engines generated for 30.0 s, training took 20.0 s of 31.0 s, one engine more would have saved"
+        " 6.0 s, gap as usual lately 32 %: asks for 6, 4 -> 6"
+    )
+
+
+def test_the_gap_that_a_decision_states_is_the_one_it_is_made_by(build: Any) -> None:
+    """One step with a very long answer asks for nothing, and says why."""
+    steps = [build.step(n, 4, rollout_s=200.0 if n == 7 else 20.0, train_s=20.0) for n in range(3, 8)]
+    assert sizing(build.job().spec, steps, 6, (), FleetSize(4)).why == (
+        "step 7: 4 engines generated for 200.0 s, training took 20.0 s of 201.0 s, one engine more would have saved"
+        " 40.0 s, gap as usual lately 0 %: asks for 4, stays at 4"
     )
 
 
