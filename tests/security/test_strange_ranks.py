@@ -20,7 +20,8 @@ from polyrl_trainer.losses import sft_loss
 from polyrl_trainer.testing.backend_conformance import MODEL, OPTIMIZER, draw_samples, take_step
 
 WAIT_SECONDS = 120.0
-SILENT_S = 3.0
+SILENT_S = 5.0
+"""After 3 a rank was taken for lost on a machine that was busy with other tests."""
 ANSWER_S = 0.5
 """From a question to an answer of torch's store, which takes a millisecond."""
 
@@ -73,7 +74,7 @@ def test_a_stranger_who_knows_all_ports_learns_nothing_and_ends_nothing(learning
         assert answers, "gloo listens"
         assert not any(answers)
         began = time.monotonic()
-        while time.monotonic() < began + 2 * SILENT_S:
+        while time.monotonic() < began + 1.2 * SILENT_S:  # so long that silence would show
             backend.forward_backward(draw_samples(0, 8), sft_loss).result(WAIT_SECONDS)
             backend.optim_step(8.0).result(WAIT_SECONDS)
     assert learning._why_lost() is None
