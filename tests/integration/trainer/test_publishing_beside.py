@@ -16,7 +16,7 @@ from polyrl_trainer.weights.policy_versions import PolicyVersions
 from tests.integration.trainer.loop_run import Run, echo, recipe
 
 DEADLINE_S = 30.0
-BETWEEN_LOOKS_S = 0.002
+BETWEEN_READINGS_S = 0.002
 """Between two readings of the clock, on a busy machine; a step takes 5 ms here."""
 
 
@@ -49,9 +49,9 @@ async def test_prompts_go_before_the_weights_that_they_want(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         assert 0 <= line["perf/update_weights_share"] <= 1
-        # They end together, by two looks at the clock.
-        assert line["timing_s/update_weights"] <= line["timing_s/step"] + BETWEEN_LOOKS_S
-        assert line["timing_s/wait_for_weights"] <= line["timing_s/step"] + BETWEEN_LOOKS_S
+        # They end together, by two readings of the clock.
+        assert line["timing_s/update_weights"] <= line["timing_s/step"] + BETWEEN_READINGS_S
+        assert line["timing_s/wait_for_weights"] <= line["timing_s/step"] + BETWEEN_READINGS_S
 
 
 class Held(MemoryPublisher):
