@@ -120,8 +120,8 @@ def sizing(
 
 
 def new_steps(steps: Sequence[FinishedStep], last: int) -> Sequence[FinishedStep]:
-    """Those after step `last`. A trainer that went back to a checkpoint does steps again; a newest
-    step before `last` shows that."""
+    """Those after step `last`. A trainer that went back to a checkpoint does steps again; a newest step before `last`
+    shows that."""
     if not steps or steps[-1].step == last:
         return ()
     return [step for step in steps if step.step > last] or steps[-1:]

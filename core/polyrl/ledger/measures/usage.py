@@ -29,7 +29,8 @@ OPEN_STEPS: Final = 64
 """Steps under way at most; of a trainer that ends none the oldest are forgotten."""
 
 STEPS_PER_SIZE: Final = 5
-"""Finished steps kept of each size of the fleet: one or two that were no ordinary steps do not move their median."""
+"""Finished steps kept of each size of the fleet: as many as the gap rule takes the median of, so that all of those are
+there while a fleet keeps its size."""
 
 SIZES: Final = 8
 """Sizes kept, the newest seen: enough to see a curve, few enough to forget what the model wrote long ago."""
