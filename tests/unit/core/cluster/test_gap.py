@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from polyrl.cluster.scaling.gap import FleetSize, Sizing, as_usual, new_steps, recommend, sizing
 from polyrl.cluster.scaling.prices import hourly
 from polyrl.manifest.job import JobSpec, PolyRLJob
-from polyrl.status import FinishedStep
+from polyrl.status import MAX_MEASURE, FinishedStep
 
 PRICES = {"spotPerHour": 1.0, "onDemandPerHour": 3.0, "reservedPerHour": 10.0}
 
@@ -250,17 +250,10 @@ def test_which_steps_are_new(build: Any, last: int, new: list[int]) -> None:
     assert new_steps([], last) == ()
 
 
-@given(
-    engines=st.integers(0, 50),
-    times=st.tuples(*[st.floats(0, 1e4, allow_nan=False)] * 4),
-    current=st.integers(0, 1024),
-    objective=st.sampled_from(["Throughput", "Cost", "ThroughputUnderBudget"]),
-)
-def test_any_measurement_gives_a_size_within_bounds(
-    engines: int, times: tuple[float, float, float, float], current: int, objective: str
-) -> None:
+def spec_of(objective: str) -> JobSpec:
+    """Of 1 to 8 rollouts."""
     budget = {"budgetPerHour": 5.0} if objective == "ThroughputUnderBudget" else {}
-    spec = PolyRLJob.model_validate(
+    return PolyRLJob.model_validate(
         {
             "apiVersion": "polyrl.dev/v1alpha1",
             "kind": "PolyRLJob",
@@ -279,6 +272,18 @@ def test_any_measurement_gives_a_size_within_bounds(
             },
         }
     ).spec
+
+
+@given(
+    engines=st.integers(0, 50),
+    times=st.tuples(*[st.floats(0, 1e4, allow_nan=False)] * 4),
+    current=st.integers(0, 1024),
+    objective=st.sampled_from(["Throughput", "Cost", "ThroughputUnderBudget"]),
+)
+def test_any_measurement_gives_a_size_within_bounds(
+    engines: int, times: tuple[float, float, float, float], current: int, objective: str
+) -> None:
+    spec = spec_of(objective)
     rollout_s, train_s, step_s, shared_s = times
     step = FinishedStep(
         step=1,
@@ -297,3 +302,28 @@ def test_any_measurement_gives_a_size_within_bounds(
     assert 1 <= sized.desired_replicas <= 8
     assert -1 <= sized.desired_replicas - start <= 4
     assert sized.why
+
+
+MEASURE = st.sampled_from([-MAX_MEASURE, -5.0, 0.0, 1e-9, 1e-3, 1.0, 60.0, 1e6, MAX_MEASURE])
+
+
+@given(steps=st.lists(st.tuples(*[MEASURE] * 5), min_size=1, max_size=6), last_change=st.integers(-3, 3))
+def test_no_history_that_a_manager_may_send_ends_the_decision(steps: list[tuple[float, ...]], last_change: int) -> None:
+    for objective in ("Throughput", "Cost"):
+        seen = [
+            FinishedStep(
+                step=number,
+                engines=engines,
+                rollout_seconds=rollout_s,
+                train_seconds=train_s,
+                step_seconds=step_s,
+                busy_engine_seconds=shared_s,
+                shared_engine_seconds=shared_s,
+                evaluation_engine_seconds=0.0,
+                next_engine_saves_seconds=0.0,
+                steady=True,
+            )
+            for number, (engines, rollout_s, train_s, step_s, shared_s) in enumerate(steps)
+        ]
+        sized = sizing(spec_of(objective), seen, -1, (), FleetSize(4, last_change=last_change))
+        assert 1 <= sized.desired_replicas <= 8
