@@ -12,6 +12,11 @@ import numpy.typing as npt
 ANSWER_HASH: Final = "answer_hash"
 """Among the numbers beside a reward: stands for the text that the sample answers, equal for equal ones."""
 
+MAX_REWARD: Final = 1e12
+"""Most that a reward or an advantage may be, of either sign: learners have 32 bits, and gradients that are a million
+times as large must still have a norm. Of 1e200 a group's spread was infinite, and nothing was learned, without a word."""
+REWARD_WORDS: Final = f"a finite number, at most {MAX_REWARD:g} from 0"
+
 
 @dataclass(frozen=True)
 class Sample:

@@ -14,6 +14,7 @@ from polyrl.errors import InvalidData, UserError
 from polyrl.history.foreign_text import json_line, printable
 from polyrl.history.losses import clock_text
 from polyrl.history.results import EvaluationPoint
+from polyrl.history.rows import value_text
 from polyrl.history.steps import number_in, object_in
 from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts, read_facts
 from polyrl_cli.local.run_folder import RUNS, RunFolder, runs_under
@@ -100,7 +101,7 @@ def evaluation_text(point: EvaluationPoint | None) -> str:
     if point is None:
         return ""
     name = next((name for name in ("exact_match", "reward") if name in point.values), "")
-    return f"{name} {point.values[name]:.3f}" if name else ""
+    return f"{name} {value_text(point.values[name])}" if name else ""
 
 
 def cost_text(one: RunFacts) -> str:

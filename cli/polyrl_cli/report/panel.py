@@ -19,6 +19,7 @@ from rich.text import Text
 from polyrl.history.foreign_text import printable
 from polyrl.history.losses import clock_text, loss_cost
 from polyrl.history.results import EVALUATION_PREFIX, Course, EvaluationPoint, milestones
+from polyrl.history.rows import value_text
 from polyrl_cli.report.progress import BESIDE_BAR, EXACT_MATCH, SPARK_WIDTH, WIDTH, sparkline
 from polyrl_cli.report.summary import Summary
 
@@ -101,7 +102,7 @@ def _evaluations(summary: Summary, width: int) -> Table:
         for point in points:
             share = point.values[SHARE]
             bar = _bar(share, longest, last=point is points[-1]) if longest >= SHORTEST_BAR else Text()
-            bar.append(f"  {share:.3f}", style="bold").append(_pass_rate(point))
+            bar.append(f"  {value_text(share)}", style="bold").append(_pass_rate(point))
             table.add_row(Text(f"exact match {_moment(point, summary)}"), bar)
         return table
     for point in points:
@@ -116,7 +117,7 @@ def _evaluations(summary: Summary, width: int) -> Table:
 def _pass_rate(point: EvaluationPoint) -> str:
     """Of the most answers that a prompt got; empty where it got one."""
     rates = [name for name in point.values if name.startswith("pass@")]
-    return f"  {rates[-1]} {point.values[rates[-1]]:.3f}" if rates else ""
+    return f"  {rates[-1]} {value_text(point.values[rates[-1]])}" if rates else ""
 
 
 def _bar(share: float, longest: int, *, last: bool) -> Text:

@@ -18,7 +18,7 @@ from polyrl.history.cost import cost_words
 from polyrl.history.fleet import RECLAIMED, FleetEvent, machines_by_pool, seconds_by_pool
 from polyrl.history.foreign_text import printable
 from polyrl.history.losses import clock_text
-from polyrl.history.rows import MetricsRow
+from polyrl.history.rows import MetricsRow, value_text
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode
 from polyrl.sample import Pool
@@ -203,10 +203,10 @@ def line(progress: Progress) -> str:
     if phase in progress.totals:
         parts.append(f"step {progress.steps.get(phase, 0)}/{progress.totals[phase]}")
     if phase in LOSSES and progress.loss is not None:
-        parts.append(f"loss {progress.loss:.3f}")
+        parts.append(f"loss {value_text(progress.loss)}")
     if progress.rewards:
-        parts.append(f"reward {progress.rewards[-1]:.3f}")
-    parts += [f"{progress.evaluated} {at} {value:.3f}" for at, value in list(progress.evaluations.items())[-1:]]
+        parts.append(f"reward {value_text(progress.rewards[-1])}")
+    parts += [f"{progress.evaluated} {at} {value_text(value)}" for at, value in list(progress.evaluations.items())[-1:]]
     if status.engines:
         serving = sum(engine.state is EngineState.SERVING for engine in status.engines)
         parts.append(f"engines {serving}/{len(status.engines)}")
@@ -260,9 +260,9 @@ def _bars(progress: Progress, width: int) -> Table:
 def _bar_note(progress: Progress, phase: str) -> Text:
     """Loss or reward, with what it was lately."""
     if phase in LOSSES and progress.loss is not None:
-        return Text(f"loss {progress.loss:.3f}")
+        return Text(f"loss {value_text(progress.loss)}")
     if phase not in LOSSES and progress.rewards:
-        return Text.assemble(f"reward {progress.rewards[-1]:.3f}  ", (sparkline(progress.rewards), "cyan"))
+        return Text.assemble(f"reward {value_text(progress.rewards[-1])}  ", (sparkline(progress.rewards), "cyan"))
     return Text()
 
 
@@ -270,7 +270,7 @@ def _numbers(progress: Progress) -> Table:
     samples, tokens = progress.status.samples, progress.status.tokens
     table = Table.grid(padding=(0, 2))
     if progress.evaluations:
-        steps = [f"{moment} {value:.3f}" for moment, value in progress.evaluations.items()]
+        steps = [f"{moment} {value_text(value)}" for moment, value in progress.evaluations.items()]
         table.add_row(Text(progress.evaluated, style="dim"), Text("  →  ".join(steps), style="bold"))
     table.add_row(Text("tokens", style="dim"), f"{progress.tokens_per_s:,.0f} /s   {tokens.generated:,} generated")
     discarded = sum(samples.discarded.values())

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from polyrl.history.rows import value_text
 from polyrl.manifest.job import PolyRLJob
 from polyrl.manifest.parts.sources import HUB_ID
 from polyrl.manifest.recipe import Mode, ModelSpec, RecipeSpec
@@ -147,10 +148,10 @@ def _rows(origin: ModelOrigin) -> Iterator[tuple[str, str]]:
     if origin.reward_function is not None:
         yield "reward", f"`{origin.reward_function}`"
     if origin.reward is not None:
-        yield "mean reward of the newest RL step", f"{origin.reward:.3f}"
+        yield "mean reward of the newest RL step", value_text(origin.reward)
     for moment, numbers in origin.evaluations.items():
         measured = ", ".join(
-            f"{name} {value:.3f}" for name, value in numbers.items() if name.rpartition("/")[2] not in COUNTS
+            f"{name} {value_text(value)}" for name, value in numbers.items() if name.rpartition("/")[2] not in COUNTS
         )
         yield f"evaluation {MOMENTS.get(moment, moment)}", measured
 

@@ -27,12 +27,19 @@ LARGEST: Final = 1e15
 LARGEST_VALUE: Final = 1e250
 """Of what is drawn: sums and differences of many such values are still numbers."""
 
+LONG_VALUE: Final = 1e6
+"""From here on three decimals say nothing, and up to 250 digits before them fill a line."""
 
 MAX_ROW_BYTES: Final = 1 << 20
 """Of a row, which has some hundred numbers: Python makes twenty times as much of the lists that one may hold."""
 
 MAX_METRIC_NUMBERS: Final = 20_000_000
 """Of a file: a hundred of each step for two hundred thousand steps, three gigabytes once they are read."""
+
+
+def value_text(value: float) -> str:
+    """With three decimals, where that takes a few characters."""
+    return f"{value:.3g}" if abs(value) >= LONG_VALUE else f"{value:.3f}"
 
 
 def number(value: float) -> float:

@@ -13,7 +13,7 @@ from polyrl.history.fleet import RECLAIMED, FleetEvent, WorkerLife, worker_lives
 from polyrl.history.foreign_text import printable
 from polyrl.history.losses import clock_text, loss_cost, losses
 from polyrl.history.results import courses, evaluations
-from polyrl.history.rows import MetricsRow
+from polyrl.history.rows import MetricsRow, value_text
 from polyrl.history.sample_words import facts, shortened
 from polyrl.history.steps import steps_done, wanted_steps
 from polyrl.sample import Pool, Purpose
@@ -235,7 +235,7 @@ def _named(name: str) -> str:
 
 
 def _course(first: float, last: float) -> str:
-    return f"{first:.3f} → {last:.3f}"
+    return f"{value_text(first)} → {value_text(last)}"
 
 
 def _totals(run: RunRecord) -> dict[str, str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,13 @@ import structlog
 
 from polyrl_trainer.data.rows import DataRow, Message, is_number, messages_field, text_field, tools_field
 from polyrl_trainer.data.tokenizers import MaskedIds, Tokenizer
-from polyrl_trainer.sample import Sample
+from polyrl_trainer.sample import MAX_REWARD, REWARD_WORDS, Sample
 
 log = structlog.get_logger()
 Item = TypeVar("Item")
+
+MAX_LOG_PROB: Final = float(np.finfo(np.float32).max)
+"""Below 0; what 32 bits hold."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +232,8 @@ def _last_words(row: DataRow, *, may_be_empty: bool) -> tuple[str, str]:
 
 def _reward(row: DataRow) -> float:
     reward = row.fields.get("reward")
-    if not is_number(reward):
-        raise row.refuse(f"field `reward` must be a finite number, got {reward!r:.80}")
+    if not is_number(reward, MAX_REWARD):
+        raise row.refuse(f"field `reward` must be {REWARD_WORDS}, got {reward!r:.80}")
     return float(reward)  # type: ignore[arg-type] # a number
 
 
@@ -252,6 +255,6 @@ def _given_log_probs(row: DataRow, length: int, prompt_length: int) -> npt.NDArr
     expected = length - prompt_length
     if not isinstance(given, list) or len(given) != expected:
         raise row.refuse(f"field `rollout_log_probs` must be a list of {expected} numbers, one per response token")
-    if not all(is_number(value) and value <= 0 for value in given):
+    if not all(is_number(value, MAX_LOG_PROB) and value <= 0 for value in given):
         raise row.refuse("field `rollout_log_probs` must hold finite numbers that are at most 0")
     return np.concatenate([np.zeros(prompt_length), np.asarray(given)]).astype(np.float32)

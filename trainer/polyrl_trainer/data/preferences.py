@@ -20,7 +20,7 @@ from polyrl_trainer.data.columns import answered_rows, is_chat
 from polyrl_trainer.data.examples import prepare_conversation, what_was_asked
 from polyrl_trainer.data.rows import DataRow, Message, is_number, messages_field, text_field
 from polyrl_trainer.data.tokenizers import Tokenizer
-from polyrl_trainer.sample import Sample
+from polyrl_trainer.sample import MAX_REWARD, REWARD_WORDS, Sample
 
 AnswerPair = tuple[Sample, Sample]
 """The chosen answer to a prompt, and the rejected one."""
@@ -126,6 +126,6 @@ def _scored(row: DataRow, sample: Sample, max_tokens: int, tokenizer: Tokenizer,
 
 def _margin(row: DataRow) -> float:
     margin = row.fields.get("margin", 0.0)
-    if not is_number(margin):
-        raise row.refuse(f"field `margin` must be a finite number, got {margin!r:.80}")
+    if not is_number(margin, MAX_REWARD):
+        raise row.refuse(f"field `margin` must be {REWARD_WORDS}, got {margin!r:.80}")
     return float(margin)

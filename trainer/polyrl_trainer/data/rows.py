@@ -6,7 +6,6 @@ import codecs
 import gzip
 import json
 import re
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -158,9 +157,9 @@ def text_field(row: DataRow, name: str, *, may_be_empty: bool = False) -> str:
     return value
 
 
-def is_number(value: object) -> bool:
-    """A finite one; whole numbers of JSON may be beyond all that a float holds."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def is_number(value: object, most: float) -> bool:
+    """One that is none too large, of either sign; whole numbers of JSON may be beyond all that a float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= most
 
 
 Message = dict[str, Any]

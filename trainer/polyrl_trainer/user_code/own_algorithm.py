@@ -21,7 +21,7 @@ from polyrl.errors import InvalidCode
 from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.losses.own import GroupAdvantage, OwnAlgorithm, TokenLoss
-from polyrl_trainer.sample import Sample
+from polyrl_trainer.sample import MAX_REWARD, REWARD_WORDS, Sample
 from polyrl_trainer.user_code.frames import describe
 from polyrl_trainer.user_code.loading import load_function
 
@@ -70,9 +70,9 @@ def own_advantage(reference: str, function: Callable[..., Any]) -> GroupAdvantag
         if len(rows) != len(samples):
             raise InvalidCode(f"{reference}: must return a list of {len(samples)} numbers, got {answer!r:.80}")
         for row, sample in zip(rows, samples, strict=True):
-            if row.shape not in ((), (sample.length,)) or not np.isfinite(row).all():
+            if row.shape not in ((), (sample.length,)) or not (np.abs(row) <= MAX_REWARD).all():
                 raise InvalidCode(
-                    f"{reference}: an advantage is a finite number, or {sample.length} of them (one per token of the"
+                    f"{reference}: an advantage is {REWARD_WORDS}, or {sample.length} of them (one per token of the"
                     f" sample, prompt included), got {row!r:.80}"
                 )
         return [np.broadcast_to(row, sample.length) for row, sample in zip(rows, samples, strict=True)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from polyrl import wire
 from polyrl.sample import TURN_REWARD, DiscardReason
-from polyrl_trainer.sample import ANSWER_HASH
+from polyrl_trainer.sample import ANSWER_HASH, MAX_REWARD, REWARD_WORDS
 from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
 
 ANSWER: Final = "answer"
@@ -66,6 +66,8 @@ def read_reward(result: object, function: str = "the reward") -> Verdict:
             return Unscored(DiscardReason.REWARD_INVALID, f"`{shown}` must be a finite number, got {value!r:.80}")
         numbers[name] = number
     value = numbers.pop("reward")
+    if abs(value) > MAX_REWARD:
+        return Unscored(DiscardReason.REWARD_INVALID, f"`reward` must be {REWARD_WORDS}, got {value:g}")
     if isinstance(answer, str):
         numbers[ANSWER_HASH] = _number_of(answer)
     excess = wire.excess_of_metrics(numbers)

@@ -59,11 +59,12 @@ BAD = [
     ("sft", {"prompt": "1=", "response": "x"}, "character 'x' is not in"),
     ("sft", {"prompt": "1=", "response": "1" * 20}, "the row has 24 tokens; rollout.engine.maxContext allows 12"),
     ("sft", {"messages": [{"role": "user", "content": "1="}]}, "has no assistant turn to learn from"),
-    ("offline", finished(reward="1"), "field `reward` must be a finite number, got '1'"),
-    ("offline", finished(reward=None), "field `reward` must be a finite number, got None"),
-    ("offline", b'{"prompt": "1=", "response": "1", "reward": NaN, "group": "a"}', "finite number, got nan"),
-    ("offline", finished(reward=True), "field `reward` must be a finite number, got True"),
-    ("offline", finished(reward=10**400), "field `reward` must be a finite number, got 1000"),
+    ("offline", finished(reward="1"), "field `reward` must be a finite number, .*got '1'"),
+    ("offline", finished(reward=None), "field `reward` must be a finite number, .*got None"),
+    ("offline", b'{"prompt": "1=", "response": "1", "reward": NaN, "group": "a"}', "finite number, .*got nan"),
+    ("offline", finished(reward=True), "field `reward` must be a finite number, .*got True"),
+    ("offline", finished(reward=10**400), "field `reward` must be a finite number, .*got 1000"),
+    ("offline", finished(reward=1e300), "finite number, at most 1e\\+12 from 0, got 1e\\+300"),
     ("offline", finished(group=None), "field `group` must be text or a whole number"),
     ("offline", finished(group="b"), "group 'b' has one sample only"),
     ("offline", finished(prompt="2="), "field `group`: 'a' is that of another prompt at .*:1$"),
@@ -76,6 +77,7 @@ BAD = [
     ("offline", finished(rollout_log_probs=[-1.0]), "must be a list of 2 numbers, one per response token"),
     ("offline", finished(rollout_log_probs=[-1.0, 0.5]), "finite numbers that are at most 0"),
     ("offline", finished(rollout_log_probs=[-1.0, -(10**400)]), "finite numbers that are at most 0"),
+    ("offline", finished(rollout_log_probs=[-1.0, -1e300]), "finite numbers that are at most 0"),
 ]
 
 

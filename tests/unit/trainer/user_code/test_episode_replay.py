@@ -252,7 +252,7 @@ async def test_what_turns_are_paid_and_that_an_episode_was_cut_is_there_for_the_
     assert {scored_sample(one, PROMPT, TOKENIZER).finish_reason for one in batch.samples} == {finish}
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), "1", None])
+@pytest.mark.parametrize("wrong", [float("nan"), "1", None, -1e300])
 async def test_a_turns_reward_that_is_no_number_fails_the_episode(wrong: object) -> None:
     class Wrong(Calculator):
         async def run(self, sample: Sample, generate: Any) -> None:

@@ -66,7 +66,7 @@ def test_more_named_numbers_than_are_carried_are_no_reward():
     [
         None, "1.0", float("nan"), float("inf"), 10**400, 1j, [1.0], (1.0,), np.array([1.0, 2.0]),
         torch.tensor([1.0, 2.0]), np.complex64(1), {}, {"score": 1.0}, {"reward": None},
-        {"reward": 1.0, "why": "text"}, object(),
+        {"reward": 1.0, "why": "text"}, object(), 1e13, -2e12, np.float64(1e300), {"reward": 1e308, "exact_match": 1},
     ],
     ids=lambda returned: "object()" if type(returned) is object else repr(returned),
 )  # fmt: skip

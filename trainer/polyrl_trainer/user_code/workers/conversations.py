@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyrl_trainer.environments.protocol import Ending, Environment
-from polyrl_trainer.sample import Sample
+from polyrl_trainer.sample import MAX_REWARD, REWARD_WORDS, Sample
 from polyrl_trainer.user_code.episodes import EpisodeFailed, Move
 from polyrl_trainer.user_code.frames import describe
 from polyrl_trainer.user_code.verdicts import finite
@@ -116,6 +116,6 @@ class LocalConversations:
 def _number(reward: object) -> float:
     """Raises ValueError."""
     number = finite(reward)
-    if number is None:
-        raise ValueError(f"a turn's reward must be a finite number, got {reward!r:.80}")
+    if number is None or abs(number) > MAX_REWARD:
+        raise ValueError(f"a turn's reward must be {REWARD_WORDS}, got {reward!r:.80}")
     return number
