@@ -69,10 +69,16 @@ def _by(role: str, content: str | list[Message]) -> list[Message]:
     return content if isinstance(content, list) else [{"role": role, "content": content}]
 
 
+def _not_learned(turn: Message) -> Message:
+    """Answers within a prompt are examples, as TRL has it, unless they have a weight of their own."""
+    return {"weight": 0} | turn if turn["role"] == "assistant" else turn
+
+
 def _turns(row: DataRow, system_prompt: str, *, answered: bool) -> list[Message]:
     if "messages" in row.fields:
         turns = messages_field(row)
     else:
-        turns = _by("user", _written(row, "prompt")) + (_by("assistant", _written(row, "response")) if answered else [])
+        turns = [_not_learned(turn) for turn in _by("user", _written(row, "prompt"))]
+        turns += _by("assistant", _written(row, "response")) if answered else []
     begins_so = turns[0]["role"] == "system" or not system_prompt
     return turns if begins_so else [{"role": "system", "content": system_prompt}, *turns]

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from polyrl_trainer.data.chats import is_learned
 from polyrl_trainer.data.rows import DataRow, Message, is_number, messages_field, text_field, tools_field
 from polyrl_trainer.data.tokenizers import MaskedIds, Tokenizer
 from polyrl_trainer.sample import MAX_REWARD, REWARD_WORDS, Sample
@@ -176,7 +177,7 @@ def prepare_finished_groups(rows: Iterable[DataRow], tokenizer: Tokenizer, max_t
     for number, (name, group_rows) in enumerate(members.items()):
         groups.append(tuple(_finished(row, tokenizer, max_tokens, number) for row in group_rows))
         for row in group_rows[1:]:
-            if what_was_asked(row) != what_was_asked(group_rows[0]):
+            if _shown_first(row) != _shown_first(group_rows[0]):
                 raise row.refuse(f"field `group`: {name!r} is that of another prompt at {group_rows[0].place}")
     return groups
 
@@ -186,7 +187,14 @@ def what_was_asked(row: DataRow) -> str | list[Message]:
     is each answer's own. Raises InvalidData."""
     if "messages" not in row.fields:
         return text_field(row, "prompt")
-    return list(takewhile(lambda message: message["role"] != "assistant", messages_field(row)))
+    messages = messages_field(row)
+    greeting = list(takewhile(lambda message: message["role"] == "assistant" and not is_learned(message), messages))
+    return [*greeting, *takewhile(lambda message: message["role"] != "assistant", messages[len(greeting) :])]
+
+
+def _shown_first(row: DataRow) -> tuple[object, ...]:
+    """What a group's samples share: what was asked, of a prompt of messages all of it, and the tools for it."""
+    return what_was_asked(row), isinstance(row.fields.get("prompt"), list) and row.fields["prompt"], tools_field(row)
 
 
 def _group_name(row: DataRow) -> str | int:

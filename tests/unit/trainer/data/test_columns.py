@@ -10,6 +10,7 @@ import pytest
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.data import DatasetSpec
+from polyrl_trainer.check.unknown_tokenizer import UnknownTokenizer
 from polyrl_trainer.data.columns import answered_rows, is_chat, prompt_rows, rows_digest
 from polyrl_trainer.data.examples import prepare_conversation, prepare_finished_groups, prepare_prompts
 from polyrl_trainer.data.rows import DataRow
@@ -171,6 +172,39 @@ def test_of_finished_conversations_all_that_the_first_answer_follows_is_their_pr
     rows = [DataRow(f"f:{number}", {"messages": messages} | OFFLINE) for number, messages in enumerate(turns)]
     with pytest.raises(InvalidData, match="f:1: field `group`: 'a' is that of another prompt at f:0"):
         prepare_finished_groups(rows, TOKENIZER, 30)
+
+
+FEW_SHOTS = [USER, {"role": "assistant", "content": "1"}]
+OTHER = {"role": "user", "content": "2="}
+
+
+@pytest.mark.parametrize("response", ["22", [{"role": "assistant", "content": "22"}]], ids=["text", "messages"])
+def test_of_a_prompt_of_messages_the_answers_in_it_are_not_learned(response: object) -> None:
+    """Nor are they with TRL; they were, and with the advantage of what followed them."""
+    rows = answered_rows([DataRow("f:1", {"prompt": [*FEW_SHOTS, OTHER], "response": response} | OFFLINE)], dataset())
+    ((finished, _),) = prepare_finished_groups(rows * 2, TOKENIZER, 20)
+    for sample in (finished, prepare_conversation(rows[0], TOKENIZER, 20)):
+        assert TOKENIZER.decode(sample.tokens.tolist()) == "1=12=22"
+        assert TOKENIZER.decode(sample.tokens[sample.loss_mask > 0].tolist()) == "22"
+
+
+GREETING = {"role": "assistant", "content": "3", "weight": 0}
+TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"prompt": [*FEW_SHOTS, USER], "response": "1"}, {"prompt": [*FEW_SHOTS, OTHER], "response": "1"}),
+        ({"messages": [GREETING, USER, ASSISTANT]}, {"messages": [GREETING, OTHER, ASSISTANT]}),
+        ({"messages": [USER, ASSISTANT], "tools": [TOOL]}, {"messages": [USER, ASSISTANT]}),
+    ],
+    ids=["the last question of a prompt of messages", "the question after a greeting", "the tools"],
+)
+def test_groups_tell_prompts_apart_by_all_that_was_asked(one: dict[str, Any], other: dict[str, Any]) -> None:
+    rows = answered_rows([DataRow(f"f:{n}", row | OFFLINE) for n, row in enumerate([one, other])], dataset())
+    with pytest.raises(InvalidData, match="f:1: field `group`: 'a' is that of another prompt at f:0"):
+        prepare_finished_groups(rows, UnknownTokenizer(), 30)
 
 
 def test_a_finished_conversation_ends_with_the_answer() -> None:
