@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from zlib import crc32
 
 from polyrl_trainer.data.rows import Message
 from polyrl_trainer.data.tokenizers import EOS_ID, CharacterTokenizer, MaskedIds, Tools
@@ -16,7 +17,7 @@ class UnknownTokenizer(CharacterTokenizer):
         self.vocabulary = 1 << 62  # tokens that a row gives are not counted: nobody knows here how many there are
 
     def encode_text(self, text: str) -> list[int]:
-        return [EOS_ID + 1] * bool(text)
+        return [EOS_ID + 1 + crc32(text.encode())] * bool(text)
 
     def encode_chats(self, messages: Sequence[Message], tools: Tools = ()) -> list[MaskedIds]:
-        return super().encode_chats(messages)
+        return super().encode_chats([message | {"content": repr(message)} for message in messages])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from polyrl.errors import InvalidData
-from polyrl_trainer.data.rows import Message
+from polyrl_trainer.data.rows import Message, is_whole
 
 Render: TypeAlias = Callable[[Sequence[Message], bool], str]
 """What a chat template makes of messages; the flag asks for the beginning of the assistant's turn."""
@@ -70,7 +70,8 @@ def _read(call: Any) -> Any:
         arguments = json.loads(function["arguments"])
     except ValueError:
         return call
-    return call | {"function": function | {"arguments": arguments}} if isinstance(arguments, dict) else call
+    is_read = isinstance(arguments, dict) and is_whole(arguments)
+    return call | {"function": function | {"arguments": arguments}} if is_read else call
 
 
 def is_learned(message: Message) -> bool:

@@ -72,8 +72,9 @@ def _prompt(row: DataRow, tokenizer: Tokenizer) -> Prompt:
         messages = messages_field(row)
         if messages[-1]["role"] == "assistant":
             raise row.refuse("field `messages` must end before the assistant's turn, which the policy writes")
+        text, tools = messages[-1]["content"], tools_field(row)
         with row.named_in("field `messages`: "):
-            text, ids = messages[-1]["content"], tokenizer.encode_chat_prompt(messages, tools_field(row))
+            ids = tokenizer.encode_chat_prompt(messages, tools)
     else:
         text = text_field(row, "prompt")
         with row.named_in("field `prompt`: "):
@@ -138,8 +139,9 @@ def _from_messages(row: DataRow, tokenizer: Tokenizer) -> tuple[list[MaskedIds],
     messages = messages_field(row)
     if not any(message["role"] == "assistant" for message in messages):
         raise row.refuse("field `messages` has no assistant turn to learn from")
+    tools = tools_field(row)
     with row.named_in("field `messages`: "):
-        chats = [chat for chat in tokenizer.encode_chats(messages, tools_field(row)) if any(chat[1])]
+        chats = [chat for chat in tokenizer.encode_chats(messages, tools) if any(chat[1])]
     if not chats:
         raise row.refuse("field `messages`: the assistant's turns are empty, or all have weight 0")
     return chats, "", messages[-1]["content"]

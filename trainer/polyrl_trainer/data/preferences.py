@@ -60,6 +60,8 @@ def _pair(row: DataRow, dataset: DatasetSpec, tokenizer: Tokenizer, max_tokens: 
         shared = _shared_turns(*(answer.fields["messages"] for answer in answers))
         answers = [_not_learned(answer, shared) for answer in answers]
     chosen, rejected = (prepare_conversation(answer, tokenizer, max_tokens) for answer in answers)
+    if np.array_equal(chosen.tokens, rejected.tokens):
+        raise row.refuse("fields `chosen` and `rejected` are the same to the policy, so there is nothing to prefer")
     return chosen, rejected
 
 

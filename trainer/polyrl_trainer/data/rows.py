@@ -98,7 +98,7 @@ def _parse_line(line: bytes, place: str) -> DataRow:
         raise InvalidData(f"{place}: JSON is nested too deeply") from error
     except ValueError as error:  # Python's own limit of digits
         raise InvalidData(f"{place}: holds a number of too many digits") from error
-    if HALF_PAIR.search(line) and not _is_whole(fields):
+    if HALF_PAIR.search(line) and not is_whole(fields):
         raise InvalidData(f"{place}: holds half of a surrogate pair, which is no character")
     if not isinstance(fields, dict):
         raise InvalidData(f"{place}: a row must be an object with fields, got {_kind(fields)}")
@@ -114,7 +114,8 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _is_whole(fields: object) -> bool:
+def is_whole(fields: object) -> bool:
+    """Without half a surrogate pair, which no text in UTF-8 holds."""
     try:
         json.dumps(fields, ensure_ascii=False).encode()
     except UnicodeEncodeError:

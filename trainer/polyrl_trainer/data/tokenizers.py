@@ -138,7 +138,9 @@ class HuggingFaceTokenizer:
     ) -> None:
         """`model_folder`: the one whose generation config counts; default: the same. `template_kwargs`: are set in the
         chat template itself, so that whoever uses the saved model gets the prompts that it learned."""
-        self._tokenizer = _with_whole_places(_load_folder(folder))
+        self._tokenizer = _load_folder(folder)
+        self._trimming = _trimming_steps(self._tokenizer)
+        self._trim(False)
         if template_kwargs and self._tokenizer.chat_template:
             self._tokenizer.chat_template = _setting(template_kwargs) + self._tokenizer.chat_template
         if self._tokenizer.eos_token_id is None:
@@ -200,7 +202,13 @@ class HuggingFaceTokenizer:
         return self._holding[text]
 
     def save(self, folder: Path) -> None:
+        self._trim(True)
         self._tokenizer.save_pretrained(folder)
+        self._trim(False)
+
+    def _trim(self, as_loaded: bool) -> None:
+        for step in self._trimming:
+            step.trim_offsets = as_loaded
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         encoded = self._tokenizer(text, add_special_tokens=special, return_special_tokens_mask=True)
@@ -245,17 +253,14 @@ class HuggingFaceTokenizer:
             raise InvalidData(f"the chat template refuses the conversation: {error}") from error
 
 
-def _with_whole_places(tokenizer: Any) -> Any:
-    """Some say of a token that begins with a space that it begins behind it, so it would not be seen to span a prompt
-    that ends with one."""
+def _trimming_steps(tokenizer: Any) -> list[Any]:
+    """Those that say of a token that begins with a space that it begins behind it, so it would not be seen to span a
+    prompt that ends with one."""
     from tokenizers import processors
 
     after: Any = tokenizer.backend_tokenizer.post_processor if tokenizer.is_fast else None
     steps: Any = after if isinstance(after, processors.Sequence) else [after]
-    for step in steps:
-        if getattr(step, "trim_offsets", False):
-            step.trim_offsets = False
-    return tokenizer
+    return [step for step in steps if getattr(step, "trim_offsets", False)]
 
 
 def _setting(values: Mapping[str, Any]) -> str:

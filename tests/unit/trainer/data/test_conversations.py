@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from polyrl.errors import InvalidData
+from polyrl_trainer.data.chats import with_read_arguments
 from polyrl_trainer.data.examples import prepare_conversation, prepare_finished_groups, prepare_prompts
 from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import BOS_ID, EOS_ID, CharacterTokenizer, HuggingFaceTokenizer
@@ -127,13 +130,19 @@ def test_the_template_shows_a_rows_tools(words):
     [
         ({"messages": WEIGHED[:2]}, "all have weight 0"),
         ({"messages": [WEIGHED[1] | {"weight": 0.5}]}, r"messages\[0\].weight must be 0 \(not learned\) or 1, got 0.5"),
-        ({"messages": WEIGHED, "tools": "two"}, "field `tools` must be a list of objects"),
+        ({"messages": WEIGHED, "tools": "two"}, "^f:1: field `tools` must be a list of objects"),
         ({"messages": [{"role": "assistant"}]}, r"messages\[0\].content must be text, got null"),
     ],
 )
 def test_weights_and_tools_that_cannot_be_read_are_refused(words, fields, sentence):
     with pytest.raises(InvalidData, match=sentence):
         prepare_conversation(DataRow("f:1", fields), words, 100)
+
+
+def test_half_a_pair_in_a_calls_arguments_stays_as_it_was_written(words):
+    """Of arguments that are a JSON text it is an escape until they are read: no tokenizer takes it, and none did."""
+    call = {"function": {"name": "two", "arguments": '{"a": "\\ud83d"}'}}
+    assert with_read_arguments([{"role": "assistant", "tool_calls": [call]}])[0]["tool_calls"] == [call]
 
 
 def test_a_conversation_that_begins_with_what_is_learned_is_refused(words):
@@ -162,11 +171,14 @@ def test_a_prompt_that_ends_with_a_space_keeps_it_whatever_places_a_tokenizer_gi
     )
     PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>", chat_template=template).save_pretrained(tmp_path)
     tokenizer = HuggingFaceTokenizer(tmp_path)
-    sample = prepare_conversation(
-        DataRow("f:1", {"messages": [*WEIGHED[:1], {"role": "assistant", "content": "two"}]}), tokenizer, 100
-    )
+    row = DataRow("f:1", {"messages": [*WEIGHED[:1], {"role": "assistant", "content": "two"}]})
+    sample = prepare_conversation(row, tokenizer, 100)
     assert sample.tokens[: sample.prompt_length].tolist() == tokenizer.encode_chat_prompt(WEIGHED[:1])
     assert tokenizer.decode(sample.tokens[sample.prompt_length :].tolist()) == "two"
+    tokenizer.save(tmp_path / "saved")
+    kept = [json.loads((folder / "tokenizer.json").read_bytes()) for folder in (tmp_path, tmp_path / "saved")]
+    assert kept[1]["post_processor"] == kept[0]["post_processor"], "whoever uses the saved model has the places it had"
+    assert prepare_conversation(row, tokenizer, 100).tokens.tolist() == sample.tokens.tolist()
 
 
 def test_a_chat_prompt_ends_where_the_assistant_begins(words):

@@ -125,6 +125,8 @@ REFUSED = [
     ({**TEXT, "chosen": ""}, "f:1: field `chosen` is empty"),
     ({**TEXT, "rejected": "x"}, "f:1: field `rejected`: character 'x' is not in"),
     ({**TEXT, "rejected": "11"}, "fields `chosen` and `rejected` are the same"),
+    ({"messages": ASKED, "chosen": [GOOD | {"id": "7"}], "rejected": [GOOD]}, "are the same to the policy"),
+    ({"messages": ASKED, "chosen": [GOOD | {"tool_calls": []}], "rejected": [GOOD]}, "are the same to the policy"),
     ({**TEXT, "chosen": "1" * 20}, "f:1: field `chosen`: the row has 24 tokens; rollout.engine.maxContext allows 12"),
     ({**TEXT, "chosen": []}, "field `chosen`: field `messages` must be a list with at least one message"),
     ({**TEXT, "chosen": [turn("boss", "1")]}, r"field `chosen`: messages\[0\].role must be one of"),
