@@ -36,7 +36,7 @@ def rows_digest(rows: Iterable[DataRow], dataset: DatasetSpec) -> str:
 
 def is_chat(row: DataRow, dataset: DatasetSpec) -> bool:
     """Whether the row's prompt goes through the tokenizer's chat template."""
-    has_messages = dataset.prompt_field is None and "messages" in row.fields
+    has_messages = dataset.prompt_field is None and row.fields.get("messages") is not None
     return _makes_chat(dataset) or has_messages or isinstance(row.fields.get(dataset.prompt_field or "prompt"), list)
 
 
@@ -46,8 +46,9 @@ def _makes_chat(dataset: DatasetSpec) -> bool:
 
 def _mapped(row: DataRow, dataset: DatasetSpec, *, answered: bool) -> DataRow:
     fields = dict(row.fields)
-    if dataset.prompt_field is not None:
+    if dataset.prompt_field is not None or fields.get("messages") is None:
         fields.pop("messages", None)
+    if dataset.prompt_field is not None:
         fields["prompt"] = _written(row, dataset.prompt_field)
     if answered and dataset.response_field is not None:
         fields["response"] = _written(row, dataset.response_field)

@@ -207,7 +207,7 @@ def _group_name(row: DataRow) -> str | int:
 
 
 def _finished(row: DataRow, tokenizer: Tokenizer, max_tokens: int, group: int) -> Sample:
-    has_tokens = "tokens" in row.fields
+    has_tokens = row.fields.get("tokens") is not None
     prompt, response = _last_words(row, may_be_empty=has_tokens)
     reward = _reward(row)
     ids, mask = _given_tokens(row, tokenizer) if has_tokens else _encode(row, tokenizer)

@@ -97,7 +97,7 @@ def _follows(turns: list[Message], asked: list[Message] | None) -> bool:
 
 def _turns_asked(row: DataRow, dataset: DatasetSpec) -> list[Message] | None:
     """The conversation before the answers; None where the prompt is text."""
-    if dataset.prompt_field is None and "messages" in row.fields:
+    if dataset.prompt_field is None and row.fields.get("messages") is not None:
         return messages_field(row)
     asked = row.fields.get(dataset.prompt_field or "prompt")
     return messages_field(DataRow(row.place, {"messages": asked})) if isinstance(asked, list) else None
@@ -127,7 +127,9 @@ def _scored(row: DataRow, sample: Sample, max_tokens: int, tokenizer: Tokenizer,
 
 
 def _margin(row: DataRow) -> float:
-    margin = row.fields.get("margin", 0.0)
+    margin = row.fields.get("margin")
+    if margin is None:
+        return 0.0
     if not is_number(margin, MAX_REWARD):
         raise row.refuse(f"field `margin` must be {REWARD_WORDS}, got {margin!r:.80}")
     return float(margin)

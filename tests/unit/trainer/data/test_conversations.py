@@ -9,7 +9,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from polyrl.errors import InvalidData
+from polyrl.manifest.data import DatasetSpec
 from polyrl_trainer.data.chats import with_read_arguments
+from polyrl_trainer.data.columns import answered_rows
 from polyrl_trainer.data.examples import prepare_conversation, prepare_finished_groups, prepare_prompts
 from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import BOS_ID, EOS_ID, CharacterTokenizer, HuggingFaceTokenizer
@@ -201,6 +203,14 @@ def test_finished_samples_are_grouped_and_masked():
     assert [one.group for group in groups for one in group] == [0, 0, 1, 1]
     assert groups[0][0].loss_mask.tolist() == [0, 0, 0, 1, 1]
     assert groups[0][0].metadata == {"level": 3}
+
+
+@pytest.mark.parametrize("name", ["tokens", "rollout_log_probs", "messages", "tools"])
+def test_null_is_no_value_where_a_column_is_another_rows(name):
+    """Parquet gives each row every column."""
+    rows = [DataRow("f:1", {"prompt": "1=", "response": "1", "reward": 0.0, "group": "a", name: None})] * 2
+    ((first, _),) = prepare_finished_groups(answered_rows(rows, DatasetSpec(path="f")), CharacterTokenizer("1="), 20)
+    assert first.tokens.tolist() == [BOS_ID, 3, 4, 3, EOS_ID]
 
 
 def test_a_sample_that_ended_at_once_has_a_token_and_no_text():

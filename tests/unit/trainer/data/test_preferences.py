@@ -118,6 +118,14 @@ def test_where_padding_is_the_end_of_text_the_token_before_it_is_scored() -> Non
     assert chosen.loss_mask.tolist() == [0, 0, 0, 0, 0, 1]
 
 
+def test_null_is_no_value_where_a_column_is_another_rows() -> None:
+    """Parquet gives each row every column."""
+    chosen, _ = pair({**TEXT, "margin": None, "messages": None, "tools": None}, prepare_scored_pairs)
+    assert chosen.advantages is not None
+    assert not chosen.advantages.any()
+    assert not pairs_are_chats(DataRow("f:1", {**TEXT, "messages": None}), DatasetSpec(path="a.jsonl"))
+
+
 REFUSED = [
     ({"prompt": "1=", "chosen": "1"}, "f:1: field `rejected` is missing; the row has `prompt`, `chosen`"),
     ({"chosen": "1", "rejected": "2"}, "f:1: field `prompt` is missing"),
