@@ -14,7 +14,8 @@ ANSWER_HASH: Final = "answer_hash"
 
 MAX_REWARD: Final = 1e12
 """Most that a reward or an advantage may be, of either sign: learners have 32 bits, and gradients that are a million
-times as large must still have a norm. Of 1e200 a group's spread was infinite, and nothing was learned, without a word."""
+times as large must still have a norm. Of 1e200 a group's spread was infinite, and nothing was learned,
+without a word."""
 REWARD_WORDS: Final = f"a finite number, at most {MAX_REWARD:g} from 0"
 
 

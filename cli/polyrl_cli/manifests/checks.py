@@ -29,6 +29,7 @@ from polyrl.wire.checks import (
     CheckEnded,
     CheckFault,
     CheckMessage,
+    CheckNote,
     CheckPart,
     CheckSkipped,
     CheckUnmade,
@@ -152,7 +153,7 @@ def _read(started: _Started, messages: Sequence[CheckMessage], timed_out: bool) 
     faults = [ManifestFault(one.field, one.sentence) for one in messages if isinstance(one, CheckFault)]
     skipped = [f"{one.what} ({one.module})" for one in messages if isinstance(one, CheckSkipped)]
     notes = [f"{NEEDS}: {', '.join(skipped)}"] if skipped else []
-    notes += [one.sentence for one in messages if isinstance(one, CheckUnmade)]
+    notes += [one.sentence for one in messages if isinstance(one, CheckUnmade | CheckNote)]
     tried = next((one for one in messages if isinstance(one, RewardTried)), None)
     began = next((one for one in reversed(messages) if isinstance(one, CheckBegan)), None)
     if not any(isinstance(one, CheckEnded) for one in messages):

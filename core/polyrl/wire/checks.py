@@ -57,6 +57,12 @@ class CheckUnmade(msgspec.Struct, frozen=True, tag="unmade"):
     sentence: str
 
 
+class CheckNote(msgspec.Struct, frozen=True, tag="note"):
+    """What is no fault, and what a user may not have meant."""
+
+    sentence: str
+
+
 class RewardTried(msgspec.Struct, frozen=True, tag="tried", kw_only=True):
     """The reward function's answer for one row."""
 
@@ -75,7 +81,7 @@ class CheckEnded(msgspec.Struct, frozen=True, tag="ended"):
     """Everything was looked at."""
 
 
-CheckMessage: TypeAlias = CheckBegan | CheckFault | CheckSkipped | CheckUnmade | RewardTried | CheckEnded
+CheckMessage: TypeAlias = CheckBegan | CheckFault | CheckSkipped | CheckUnmade | CheckNote | RewardTried | CheckEnded
 
 _DECODER = msgspec.json.Decoder(CheckMessage)
 

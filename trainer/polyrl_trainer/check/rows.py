@@ -12,7 +12,7 @@ from polyrl.errors import InvalidData
 from polyrl.manifest.data import DatasetSpec, evaluated_rows
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import Mode, RecipeSpec
-from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckSkipped, CheckUnmade
+from polyrl.wire.checks import CheckBegan, CheckedField, CheckFault, CheckMessage, CheckNote, CheckSkipped, CheckUnmade
 from polyrl_trainer.check.unknown_tokenizer import UnknownTokenizer
 from polyrl_trainer.data import examples
 from polyrl_trainer.data.columns import answered_rows, prompt_rows
@@ -51,6 +51,7 @@ def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
         yield without_tokenizer(recipe)
     sources = {one.path: one for one in recipe.sources if one.is_rows}
     for place, datasets, prepare in _stages(spec, tokenizer):
+        counts: dict[int, int] = {}
         for index, dataset in enumerate(datasets):
             file = cached_path(sources[dataset.path], manifest_dir)
             if file is None:
@@ -58,7 +59,12 @@ def check_data(spec: JobSpec, manifest_dir: Path) -> Iterator[CheckMessage]:
             elif file.is_file():
                 field = (*RECIPE, *place, index, "path")
                 yield CheckBegan(field, f"reading the rows of {file}")
-                yield from _file_messages(file, field, partial(_of_dataset, prepare, dataset))
+                messages = list(_file_messages(file, field, partial(_counted, prepare, dataset, counts, index)))
+                yield from messages
+                if messages:
+                    counts.pop(index, None)  # of rows one by one
+        if place == ("data", "rl") and len(counts) == len(datasets):
+            yield from _few(recipe, sum(n for index, n in counts.items() if datasets[index].weight))
 
 
 def tokenizer_is_here(recipe: RecipeSpec, manifest_dir: Path) -> bool:
@@ -112,8 +118,20 @@ def _stages(
         yield rows.field, rows.data, partial(prompts, answer=rows.sampling.max_new_tokens or length)
 
 
-def _of_dataset(prepare: PrepareDataset, dataset: DatasetSpec, rows: list[DataRow]) -> Any:
-    return prepare(rows, dataset)
+def _counted(
+    prepare: PrepareDataset, dataset: DatasetSpec, counts: dict[int, int], index: int, rows: list[DataRow]
+) -> Any:
+    """Notes under `index` what was made of all rows of a file."""
+    made = prepare(rows, dataset)
+    counts[index] = len(made)
+    return made
+
+
+def _few(recipe: RecipeSpec, count: int) -> Iterator[CheckNote]:
+    wanted, kind = recipe.algorithm.prompts_per_step, "groups" if recipe.mode is Mode.OFFLINE_RL else "prompts"
+    if count < wanted:
+        has = f"recipe.algorithm.promptsPerStep is {wanted}, and data.rl has {count} {kind}"
+        yield CheckNote(f"{has}: each step takes some more than once")
 
 
 def _file_messages(file: Path, field: CheckedField, prepare: Prepare) -> Iterator[CheckMessage]:
