@@ -43,8 +43,9 @@ DELIVERY_DEADLINE_S: Final = 60.0
 STOPPED_DEADLINE_S: Final = 12.0
 """The same when asked to stop; whoever does that ends the process after 20 s."""
 THREAD_PREFIX: Final = "sink-"
-ACCOUNT: Final = re.compile(r"(?<=://)[^/\s]+@")
-"""Name and password in a URL, as MLFLOW_TRACKING_URI may have them; a library's errors hold it whole."""
+ACCOUNT: Final = re.compile(r"(?<=://)\S+@")
+"""Name and password in a URL, as MLFLOW_TRACKING_URI may have them; a library's errors hold it whole. Passwords of
+databases may hold slashes and more of these signs: what follows the last one is no secret."""
 
 
 class SinkMemory(msgspec.Struct):
@@ -191,7 +192,7 @@ class Delivery:
         try:
             act()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a service's library raises
-            self._failed(_words(error))
+            self._failed(words_of(error))
             return False
         return True
 
@@ -202,7 +203,8 @@ class Delivery:
             log.warning("a sink of metrics failed; the run goes on, metrics.jsonl has all", sink=self.name, why=reason)
 
 
-def _words(error: BaseException) -> str:
+def words_of(error: BaseException) -> str:
+    """What a library raised, without accounts."""
     try:
         return ACCOUNT.sub("", f"{type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - a library's error may fail to say what it is

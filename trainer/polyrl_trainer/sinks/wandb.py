@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from polyrl.manifest.recipe import WandbSpec
+from polyrl_trainer.sinks.delivery import words_of
 from polyrl_trainer.sinks.port import GLOBAL_STEP, MetricRow, SinkRun, Texts
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class WandbSink:
             log.warning(
                 "W&B cannot be written to; the run goes to the disk, for `wandb sync` later",
                 folder=str(run.folder / "wandb"),
-                why=str(error),
+                why=words_of(error),
             )
         self.settles_s = OFFLINE_SETTLES_S if self._run.offline else ONLINE_SETTLES_S
         self._run.define_metric(GLOBAL_STEP, hidden=True)
