@@ -188,6 +188,12 @@ def test_of_a_prompt_of_messages_the_answers_in_it_are_not_learned(response: obj
         assert TOKENIZER.decode(sample.tokens[sample.loss_mask > 0].tolist()) == "22"
 
 
+def test_an_answer_in_a_prompt_is_learned_where_its_weight_says_so() -> None:
+    row = {"prompt": [USER, ASSISTANT | {"weight": 1}, OTHER], "response": "2"}
+    sample = prepare_conversation(answered_rows([DataRow("f:1", row)], dataset())[0], TOKENIZER, 20)
+    assert TOKENIZER.decode(sample.tokens[sample.loss_mask > 0].tolist()) == "112"
+
+
 GREETING = {"role": "assistant", "content": "3", "weight": 0}
 TOOL = {"type": "function", "function": {"name": "add"}}
 

@@ -8,6 +8,7 @@ import pytest
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.data import DatasetSpec
+from polyrl_trainer.check.unknown_tokenizer import UnknownTokenizer
 from polyrl_trainer.data.preferences import pairs_are_chats, prepare_pairs, prepare_scored_pairs
 from polyrl_trainer.data.rows import DataRow
 from polyrl_trainer.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, CharacterTokenizer
@@ -124,6 +125,19 @@ def test_null_is_no_value_where_a_column_is_another_rows() -> None:
     assert chosen.advantages is not None
     assert not chosen.advantages.any()
     assert not pairs_are_chats(DataRow("f:1", {**TEXT, "messages": None}), DatasetSpec(path="a.jsonl"))
+
+
+CALLING = [turn("assistant", "") | {"tool_calls": [{"function": {"name": name}}]} for name in ("add", "look")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [TEXT, {"messages": ASKED, "chosen": [CALLING[0]], "rejected": [CALLING[1]]}],
+    ids=["texts", "calls of tools"],
+)
+def test_without_a_tokenizer_answers_are_told_apart(fields: dict[str, Any]) -> None:
+    """No two of them are refused as one that a tokenizer would show as two."""
+    assert prepare_pairs([DataRow("f:1", fields)], DatasetSpec(path="a.jsonl"), UnknownTokenizer(), 99)
 
 
 REFUSED = [
