@@ -161,7 +161,8 @@ class HuggingFaceTokenizer:
 
     def encode_chats(self, messages: Sequence[Message], tools: Tools = ()) -> list[MaskedIds]:
         texts = chat_texts(messages, lambda part, asks: self._render(part, tools, generation_prompt=asks))
-        return [self._masked(one.text, one.learned) for one in texts]
+        chats = [self._masked(one.text, one.learned) for one in texts]
+        return [(self._known(ids), mask) for ids, mask in chats]
 
     def _masked(self, text: str, learned: Sequence[tuple[int, int]]) -> MaskedIds:
         """A token never spans what was asked and what is learned: to the policy the prompt's tokens are there already
@@ -215,6 +216,9 @@ class HuggingFaceTokenizer:
         ids, added = list(encoded["input_ids"]), encoded["special_tokens_mask"]
         while ids and special and added[len(ids) - 1]:
             ids.pop()  # an end of sequence: the policy goes on from here
+        return self._known(ids)
+
+    def _known(self, ids: list[int]) -> list[int]:
         unknown = self._tokenizer.unk_token_id
         # Where the same token begins or ends texts, bytes are tokens and none is unknown.
         if unknown not in (None, self.bos_id, self.eos_id) and unknown in ids:

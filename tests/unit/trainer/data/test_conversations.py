@@ -193,6 +193,14 @@ def test_unknown_words_are_refused(words):
         prepare_conversation(DataRow("f:3", {"prompt": "one", "response": "seven"}), words, 100)
 
 
+@pytest.mark.parametrize("said", [("seven", "one"), ("one", "seven")], ids=["the user's", "the assistant's"])
+def test_unknown_words_of_a_conversation_are_refused(words, said):
+    """They were learned as the token that stands for all that is unknown."""
+    turns = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), said, strict=True)]
+    with pytest.raises(InvalidData, match=r"f:3: field `messages`: .*does not know"):
+        prepare_conversation(DataRow("f:3", {"messages": turns}), words, 100)
+
+
 def test_finished_samples_are_grouped_and_masked():
     rows = [
         DataRow(f"f:{line}", {"prompt": "1=", "response": "1", "reward": float(line), "group": name, "level": 3})
