@@ -193,10 +193,10 @@ def test_unknown_words_are_refused(words):
         prepare_conversation(DataRow("f:3", {"prompt": "one", "response": "seven"}), words, 100)
 
 
-@pytest.mark.parametrize("said", [("seven", "one"), ("one", "seven")], ids=["the user's", "the assistant's"])
-def test_unknown_words_of_a_conversation_are_refused(words, said):
+@pytest.mark.parametrize("contents", [("seven", "one"), ("one", "seven")], ids=["the user's", "the assistant's"])
+def test_unknown_words_of_a_conversation_are_refused(words, contents):
     """They were learned as the token that stands for all that is unknown."""
-    turns = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), said, strict=True)]
+    turns = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), contents, strict=True)]
     with pytest.raises(InvalidData, match=r"f:3: field `messages`: .*does not know"):
         prepare_conversation(DataRow("f:3", {"messages": turns}), words, 100)
 

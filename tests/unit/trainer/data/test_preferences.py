@@ -135,7 +135,7 @@ CALLING = [turn("assistant", "") | {"tool_calls": [{"function": {"name": name}}]
     [TEXT, {"messages": ASKED, "chosen": [CALLING[0]], "rejected": [CALLING[1]]}],
     ids=["texts", "calls of tools"],
 )
-def test_without_a_tokenizer_answers_are_told_apart(fields: dict[str, Any]) -> None:
+def test_without_a_tokenizer_two_answers_stay_two(fields: dict[str, Any]) -> None:
     """No two of them are refused as one that a tokenizer would show as two."""
     assert prepare_pairs([DataRow("f:1", fields)], DatasetSpec(path="a.jsonl"), UnknownTokenizer(), 99)
 

@@ -16,7 +16,7 @@ from polyrl_trainer.sinks.port import SinkRun
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("raised", "shown"),
     [
         ("no http://me:p@ss@host:1/api", "no http://host:1/api"),
         # SQLAlchemy, by which MLflow reaches databases, takes such passwords.
@@ -26,8 +26,8 @@ from polyrl_trainer.sinks.port import SinkRun
         ("http://host/path of me@host", "http://host/path of me@host"),
     ],
 )
-def test_an_address_loses_its_account(said: str, shown: str) -> None:
-    assert words_of(ConnectionError(said)) == f"ConnectionError: {shown}"
+def test_an_address_loses_its_account(raised: str, shown: str) -> None:
+    assert words_of(ConnectionError(raised)) == f"ConnectionError: {shown}"
 
 
 def test_why_wandb_goes_to_the_disk_names_no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
