@@ -14,6 +14,9 @@ from polyrl_rollout.testing.simulation import draw_schedule, run_schedule, shrin
 COUNT = int(os.environ.get("POLYRL_SCHEDULES", "240"))
 SLICES = 8
 
+TELLING_SEEDS = (55, 24, 13, 14)
+"""The rarest ways were in these, which are therefore the first to be drawn."""
+
 ENDS_DIFFERENTLY_BY_A_SET_OF_NAMES = 3005034
 """Two engines of equal cost knew a sample's siblings, and the one whose name came first in a set got it."""
 
@@ -91,7 +94,7 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
 
 def test_schedules_reach_every_way_an_assignment_can_end() -> None:
     missing = set(MoveCause)
-    for seed in range(400):
+    for seed in (*TELLING_SEEDS, *range(400)):
         missing -= run_schedule(draw_schedule(seed)).counters.migrations.keys()
         if not missing:
             return
