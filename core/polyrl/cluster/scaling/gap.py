@@ -1,13 +1,13 @@
 """What finished steps ask for: so many rollouts that generation keeps pace with training, steadied against noise.
 
-Generation by n engines takes a + b / n seconds, fitted to the steps that were seen (`step_model`); training takes T:
+Generation by n engines takes a + b / n seconds, fitted to the steps that were seen (`step_model`); of training T seconds
+run beside it. What waits for the whole step is as long with any fleet, and no pace is kept with it (`beside`):
 
     Throughput                the least n' with a + b / n' <= T: more engines would wait for the trainer, fewer make the
                               trainer wait; but none whose gain is below LEAST_STEP_GAIN
     ThroughputUnderBudget     the same, and whoever decides, never more than budgetPerHour pays for
     Cost                      the n' for which step time x hourly price is least; step time is max(T, a + b / n') plus
-                              what is neither generating nor training, and with n' = 0 it is T plus a + b on the
-                              reserved engine. Without pricing.reservedPerHour only rollouts cost money, and the answer
+                              what is neither, and with n' = 0 it is T plus a + b on the reserved engine. Without pricing.reservedPerHour only rollouts cost money, and the answer
                               is min
 
 A rollout counts as much as the reserved engine, for the seconds in which that may generate; engines that came or went
@@ -43,6 +43,7 @@ from polyrl.cluster.scaling.step_model import (
     is_measure,
     measures,
 )
+from polyrl.manifest.parts.algorithm import OldLogProbs
 from polyrl.manifest.scaling import Objective
 from polyrl.manifest.spec import JobSpec
 from polyrl.status import FinishedStep
@@ -100,7 +101,7 @@ def sizing(
 ) -> Sizing:
     """After finished `steps`, of which those after step `last` are new. `window`: what those before asked for."""
     newest, rule, current = steps[-1], spec.scaling.gap, fleet.rollouts
-    prefix, asked = _describe(steps), current
+    prefix, asked = _describe(steps, beside(spec)), current
     new = new_steps(steps, last)
     for place, step in enumerate(steps):
         if step.steady and step in new:
@@ -133,7 +134,7 @@ def _asked(spec: JobSpec, steps: Sequence[FinishedStep], fleet: FleetSize) -> in
     with any fleet. With objective Cost the cheapest fleet need not keep pace."""
     if not is_measure(steps[-1]):
         return fleet.rollouts
-    (usual, model), current, rule = as_usual(steps), fleet.rollouts, spec.scaling.gap
+    (usual, model), current, rule = as_usual(steps, beside(spec)), fleet.rollouts, spec.scaling.gap
     gap = _gap(usual, model.seconds(max(usual.engines, current)))
     band = rule.tolerance_percent * (TURNING if gap * fleet.last_change < 0 else 1)
     if abs(gap) <= band and spec.scaling.objective is not Objective.COST:
@@ -141,9 +142,19 @@ def _asked(spec: JobSpec, steps: Sequence[FinishedStep], fleet: FleetSize) -> in
     return recommend(spec, usual, model, fleet)
 
 
-def as_usual(steps: Sequence[FinishedStep]) -> tuple[FinishedStep, StepModel]:
-    """The newest step, a measure, as if it took what most of the last ones did, and the curve through it."""
-    seen = measures(steps)
+def beside(spec: JobSpec) -> float:
+    """Part of a step's training that engines generate beside: what they are to keep pace with. Of a step that is learned
+    as it comes that is the first pass; of one that is learned as a whole, nothing, unless they are a step ahead."""
+    algorithm = spec.recipe.algorithm
+    if algorithm is None or algorithm.max_staleness > 0:
+        return 1.0
+    return 0.0 if algorithm.old_log_probs is OldLogProbs.RECOMPUTE else 1 / algorithm.update_epochs
+
+
+def as_usual(steps: Sequence[FinishedStep], part: float = 1.0) -> tuple[FinishedStep, StepModel]:
+    """The newest step, a measure, as if it took what most of the last ones did, and the curve through it; that `part` of
+    training is its training, and the other one is as what lies between steps."""
+    seen = [replace(one, train_seconds=part * one.train_seconds) for one in measures(steps)]
     newest, few = seen[-1], seen[-USUAL_STEPS:]
     model = fit_steps(seen).through(*few)
     rollout_s, train_s = model.seconds(newest.engines), median(step.train_seconds for step in few)
@@ -177,7 +188,7 @@ def _sure_loss(spec: JobSpec) -> float:
 
 
 def _rest(step: FinishedStep) -> float:
-    """Seconds of it that are neither generating nor training."""
+    """Seconds of it that are neither generating nor the training beside that."""
     return max(0.0, step.step_seconds - max(step.rollout_seconds, step.train_seconds))
 
 
@@ -186,13 +197,15 @@ def _gap(step: FinishedStep, rollout_s: float) -> float:
     return 100 * (rollout_s - step.train_seconds) / max(step.step_seconds, SHORTEST_S)
 
 
-def _describe(steps: Sequence[FinishedStep]) -> str:
+def _describe(steps: Sequence[FinishedStep], part: float) -> str:
     newest = steps[-1]
-    usual = as_usual(steps)[0] if is_measure(newest) else newest
+    usual = as_usual(steps, part)[0] if is_measure(newest) else newest
+    counts = "" if part == 1 else f", with {part:.0%} of training, which runs beside generation"
     return (
         f"step {newest.step}: {newest.engines:.3g} engines generated for {newest.rollout_seconds:.1f} s, training took"
         f" {newest.train_seconds:.1f} s of {newest.step_seconds:.1f} s, one engine more would have saved"
-        f" {newest.next_engine_saves_seconds:.1f} s, gap as usual lately {_gap(usual, usual.rollout_seconds):.0f} %"
+        f" {newest.next_engine_saves_seconds:.1f} s, gap as usual lately"
+        f" {_gap(usual, usual.rollout_seconds):.0f} %{counts}"
     )
 
 

@@ -16,6 +16,7 @@ from polyrl.cluster.scaling.step_model import StepModel
 from polyrl.ledger.measures.usage import keep_step
 from polyrl.manifest.job import JobSpec
 from polyrl.status import FinishedStep
+from polyrl.testing.job_values import raw_job
 
 REST_S, TRAIN_S = 1.0, 60.0
 NOISES = [0.03, 0.08]
@@ -54,9 +55,10 @@ def run(
     noise: float = NOISES[0],
     growth: float = 0.0,
     event: Event = NO_EVENT,
+    beside: float = 1.0,
 ) -> list[int]:
     """Sizes step by step; each step loses a rollout with 10 % and has it back half-way. `growth`: of answers, by each
-    step."""
+    step; `beside`: part of training that runs while its step is generated."""
     draw = random.Random(seed)
     bias = draw.uniform(1 - REPORT_BIAS, 1 + REPORT_BIAS)
     window: tuple[int, ...] = ()
@@ -71,7 +73,12 @@ def run(
         shared_s = work.shared_s * bias * draw.uniform(1 - REPORT_BIAS / 2, 1 + REPORT_BIAS / 2)
         train_s = TRAIN_S * (event.train if hit else 1.0)
         step = build.step(
-            number, engines, rollout_s=rollout_s, train_s=train_s, shared_s=min(shared_s, engines * rollout_s)
+            number,
+            engines,
+            rollout_s=rollout_s,
+            train_s=train_s,
+            shared_s=min(shared_s, engines * rollout_s),
+            step_seconds=max(rollout_s, beside * train_s) + (1 - beside) * train_s + REST_S,
         )
         steps = keep_step(steps, step)
         sized = sizing(spec, steps, number - 1, window, FleetSize(current, last_change=change))
@@ -95,8 +102,8 @@ def grown(shape: StepModel, growth: float, step: int) -> StepModel:
     return StepModel(shape.fixed_s * longer, shape.shared_s * longer)
 
 
-def step_s(shape: StepModel, engines: int) -> float:
-    return max(TRAIN_S, shape.seconds(engines)) + REST_S
+def step_s(shape: StepModel, engines: int, beside: float = 1.0) -> float:
+    return max(beside * TRAIN_S, shape.seconds(engines)) + (1 - beside) * TRAIN_S + REST_S
 
 
 def assert_one_way(sizes: list[int]) -> None:
@@ -117,6 +124,32 @@ def test_at_the_knee_within_ten_steps_never_away(
         settled = sizes[SETTLED:]
         assert max(step_s(shape, n) for n in settled) <= BAND * step_s(shape, knee), (knee, sizes)
         assert 0.65 * knee <= min(settled) <= max(settled) <= 1.5 * knee + 1, (knee, sizes)
+        assert_one_way(settled)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "beside"),
+    [
+        pytest.param({"oldLogProbs": "recompute"}, 0.0, id="the whole step is generated first"),
+        pytest.param({"updateEpochs": 4}, 0.25, id="the first of four passes is beside generation"),
+        pytest.param({"oldLogProbs": "recompute", "maxStaleness": 1}, 1.0, id="the next step is generated meanwhile"),
+    ],
+)
+@pytest.mark.parametrize("start", [4, 24])
+def test_training_that_waits_for_the_whole_step_is_kept_pace_with_by_nobody(
+    build: Any, algorithm: dict[str, Any], beside: float, start: int
+) -> None:
+    """What is generated sooner is a shorter step then. Fleets of 24 shrank to 4, and steps took 1.6 times as long."""
+    recipe = raw_job()["spec"]["recipe"]
+    recipe["algorithm"] |= algorithm
+    spec = build.job({"minReplicas": 1, "maxReplicas": 64}, scaling={"gap": FAST}, recipe=recipe).spec
+    for seed, (fixed_s, work) in enumerate(SHAPES):
+        shape = StepModel(fixed_s, work)
+        knee = min(64, shape.wanted(beside * TRAIN_S, REST_S + (1 - beside) * TRAIN_S))
+        settled = run(build, spec, shape, start, seed, beside=beside)[SETTLED + 5 :]
+        worst = max(step_s(shape, n, beside) for n in settled)
+        assert worst <= BAND * step_s(shape, max(1, knee), beside), (shape, knee, settled)
+        assert max(settled) <= 1.7 * knee + 1, (shape, knee, settled)
         assert_one_way(settled)
 
 
