@@ -123,7 +123,7 @@ class FinishedStep(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     engines: _Measure
     """Mean number that could generate, while the step's turns ran; a reserved one only while it may."""
     rollout_seconds: _Measure
-    """From submission to the last turn that was used."""
+    """From submission to the last turn that was used; of several steps that are under way at once, a step's part."""
     train_seconds: _Measure
     """The learner's own work."""
     step_seconds: _Measure

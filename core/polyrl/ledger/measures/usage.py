@@ -8,6 +8,10 @@ would shrink with more engines, `shared` (see `speed.shared_part`); so with n en
 
 and one more saves b / (n (n + 1)) seconds, where n is the mean of the engines that could generate: the integral of
 their number from the step's submission to the end of its last turn, over that time.
+
+With `maxStaleness` several steps are under way at once, and the learner waits for none of them until the last turn of
+the one that it trains. That one's part of the time since its submission is what a step takes then, at least b / n: a
+long answer runs beside later steps, and shortens none of them if it is shorter.
 """
 
 from __future__ import annotations
@@ -141,6 +145,8 @@ class Usage(msgspec.Struct):
         engines = (step.present_after - step.present_before) / seconds if seconds > 0 else float(self.present)
         saves = step.shared_s / (engines * (engines + 1)) if engines > 0 else 0.0
         rollout_s, train_s, step_s = (values[key] for key in _TIMES)
+        if ahead := sum(other.number > step.number for other in self.steps.values()):
+            rollout_s = min(rollout_s, max(seconds / (1 + ahead), step.shared_s / engines if engines > 0 else 0.0))
         finished = FinishedStep(
             step=step.number,
             engines=round(engines, 3),

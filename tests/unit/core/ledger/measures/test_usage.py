@@ -105,6 +105,30 @@ def test_reserved_engine_counts_while_it_may_generate() -> None:
 
 
 @pytest.mark.parametrize(
+    ("steps", "turn_s", "max_running", "expected"),
+    [
+        pytest.param(1, 8.0, 1, 8.0, id="none is ahead"),
+        pytest.param(2, 8.0, 8, 4.0, id="two steps in 8 s"),
+        pytest.param(4, 8.0, 1, 4.0, id="but a step is 8 engine-seconds of work, for two engines"),
+        pytest.param(2, 30.0, 1, 10.0, id="no more than the trainer says"),
+    ],
+)
+def test_steps_that_are_under_way_at_once_take_a_part_each(
+    steps: int, turn_s: float, max_running: int, expected: float
+) -> None:
+    """Else one long answer, beside which later steps run, makes all of them as long as training, with any fleet."""
+    stage = Stage()
+    for name in ("a", "b"):
+        stage.engine(name, max_running=max_running)
+    for step in range(1, steps + 1):
+        stage.submit(1, step=step)
+    stage.now = turn_s
+    stage.finish_all()
+    end(stage, 1, **{StepValue.ROLLOUT_SECONDS: min(10.0, turn_s)})
+    assert newest(stage).rollout_seconds == expected
+
+
+@pytest.mark.parametrize(
     ("step", "values"),
     [
         pytest.param(2, TIMES, id="another step"),
