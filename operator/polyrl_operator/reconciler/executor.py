@@ -208,6 +208,7 @@ class Executor:
     ) -> None:
         root = await self._client.get(SECRET, owner.namespace, action.root)
         if root is None:
+            self._forget_secret(owner, action.root)
             raise ApiError(404, "NotFound", f"Secret {action.root} is not there, so no engine's keys can be made")
 
         async def make(pod: str, uid: str) -> None:
@@ -215,6 +216,13 @@ class Executor:
                 await self._stored(owner, uid, engine_secret(owner, root, pod, uid), result)
 
         await asyncio.gather(*(make(pod, uid) for pod, uid in action.pods))
+
+    def _forget_secret(self, owner: Owner, name: str) -> None:
+        """It was thought to be there, and is not: the next reconcile makes another."""
+        key = JobKey(owner.namespace, owner.name)
+        for child in self._cache.children(key, owner.uid):
+            if (child.kind, child.name) == (SECRET.name, name):
+                self._cache.drop(SECRET, key, name, child.uid)
 
     async def _create(self, owner: Owner, item: Object, result: ExecutionResult) -> Object | None:
         """The object as stored; None: it was refused."""

@@ -31,7 +31,7 @@ from polyrl.cluster.lifecycle import Lifecycle, LifecycleStage, cannot_go_on, is
 from polyrl.cluster.observation.context import UNREACHABLE_POLLS, ReconcileContext
 from polyrl.cluster.observation.disruption import DisruptionNotice, is_dead, notice_of
 from polyrl.cluster.observation.exactly_once import LossCounter, assign_numbers, loss_number_of, total
-from polyrl.cluster.observation.facts import ChildFacts, PodFacts
+from polyrl.cluster.observation.facts import ChildFacts, PodFacts, PodPhase
 from polyrl.cluster.resources.fixed import fixed_children, manager_hosts
 from polyrl.cluster.resources.workers import manager_pod, trainer_job
 from polyrl.cluster.state import LastSeenPod
@@ -40,6 +40,10 @@ from polyrl.worker import Role
 
 MANAGER_PACE_S: Final = 10.0
 """Least time between two manager pods when the first one ended: one that no node runs must not be made in a loop."""
+
+START_S: Final = 60.0
+"""Within so long a pod that has a node starts its containers, unless it waits for an image or fetches a model; else the
+Secret that it mounts may be gone. No list shows that: whoever may list Secrets may read them all."""
 
 KEPT_AS_MADE: Final = ("PersistentVolumeClaim", "ConfigMap", "ServiceAccount")
 """Kinds whose content cannot be changed in place, or is not worth the right to change every account of a cluster: no
@@ -53,7 +57,7 @@ def children(ctx: ReconcileContext) -> Iterator[Action]:
     """What is needed to make the fixed children, and the Secrets, be as the job wants them."""
     present = {(child.kind, child.name): child for child in ctx.facts.children}
     keyed = ctx.wants_manager or ctx.spec.trainer.replicas > 1
-    if keyed and not _has_keys(ctx.facts.name, present):
+    if keyed and (not _has_keys(ctx.facts.name, present) or _does_not_start(ctx)):
         yield MakeKeys(names.keys_secret_name(ctx.facts.name), manager_hosts(ctx.owner), now=ctx.now)
     wanted = ctx.hashes.fixed
     if any(_differs(place, content, present.get(place)) for place, content in wanted.items()):
@@ -168,6 +172,13 @@ def _has_keys(job: str, present: Mapping[tuple[str, str], ChildFacts]) -> bool:
     root = present.get(("Secret", names.keys_secret_name(job)))
     copies = [present.get(("Secret", names.role_secret_name(job, role))) for role in names.KEY_FILES]
     return root is not None and all(copy is not None and copy.content_hash == root.uid for copy in copies)
+
+
+def _does_not_start(ctx: ReconcileContext) -> bool:
+    """A pod of the manager's or the trainer's, for no reason that is known."""
+    pods = (*ctx.facts.of_role(Role.MANAGER), *ctx.facts.of_role(Role.TRAINER))
+    waiting = (pod for pod in pods if pod.phase is PodPhase.PENDING and not pod.unpulled and not pod.fetching)
+    return any(pod.scheduled_at is not None and ctx.now - pod.scheduled_at >= START_S for pod in waiting)
 
 
 def _differs(place: tuple[str, str], content: str, there: ChildFacts | None) -> bool:

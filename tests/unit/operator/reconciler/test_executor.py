@@ -348,6 +348,16 @@ async def test_a_rollout_gets_keys_of_its_own_that_go_with_its_pod(again: bool) 
     assert cache.children(KEY, "job-uid") == [], "an operator of thousands of pods keeps no second list of them"
 
 
+async def test_where_the_secret_of_all_keys_is_gone_that_is_known_from_then_on() -> None:
+    """No watch and no list tells: reconciles of its job failed until the operator was started anew."""
+    act, cache, _, _ = actor(ABSENT)
+    cache.observe(SECRET, secret("j-keys"))
+    cache.observe(SECRET, secret("j-keys-manager", "uid-j-keys"))
+    with pytest.raises(ApiError, match="Secret j-keys is not there"):
+        await act.execute(OWNER, [ENGINE_KEYS])
+    assert [child.name for child in cache.children(KEY, "job-uid")] == ["j-keys-manager"]
+
+
 async def test_a_secret_that_has_a_rollouts_name_and_is_not_its_own_is_no_key() -> None:
     theirs = secret("j-r-1", owner="somebody")
     act, _, _, _ = actor(Answer(200, secret("j-keys")), TAKEN, Answer(200, theirs))

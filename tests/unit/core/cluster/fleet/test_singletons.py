@@ -134,6 +134,28 @@ def test_children_are_made_mended_and_removed(build: Any) -> None:
     assert [one.name for one in children(build.ctx(children=unasked))] == ["j-old"]
 
 
+@pytest.mark.parametrize("role", [Role.MANAGER, Role.TRAINER])
+@pytest.mark.parametrize(
+    ("pod", "asked"),
+    [
+        pytest.param({"placed": 59.0}, False, id="it may yet start"),
+        pytest.param({"placed": 60.0}, True, id="it does not start"),
+        pytest.param({"placed": None}, False, id="it has no node"),
+        pytest.param({"placed": 99.0, "unpulled": "image"}, False, id="it waits for an image"),
+        pytest.param({"placed": 99.0, "fetching": True}, False, id="it fetches its model"),
+        pytest.param({"placed": 99.0, "phase": PodPhase.RUNNING}, False, id="it runs"),
+    ],
+)
+def test_keys_are_looked_after_where_a_pod_does_not_start(
+    build: Any, role: Role, pod: dict[str, Any], asked: bool
+) -> None:
+    """No list shows that a Secret is gone: a manager's pod waited for it for ever."""
+    secrets = ("j-keys", "j-keys-manager", "j-keys-trainer", "j-keys-reserved")
+    there = tuple(ChildFacts("Secret", name, uid="uid", content_hash="uid") for name in secrets)
+    ctx = build.ctx(pods=(build.pod("j-x", role, **{"phase": PodPhase.PENDING} | pod),), children=there)
+    assert any(isinstance(action, MakeKeys) for action in children(ctx)) is asked
+
+
 @pytest.mark.parametrize(
     ("trainer", "made"),
     [
