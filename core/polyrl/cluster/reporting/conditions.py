@@ -217,7 +217,7 @@ def _progressing(assessment: Assessment) -> ConditionDraft:
 
 def _capacity_limited(assessment: Assessment) -> ConditionDraft:
     refusal = assessment.ctx.state.refusal
-    if refusal is not None and len(assessment.live) < assessment.scale.desired_replicas:
+    if refusal is not None and (not refusal.of_pods or len(assessment.live) < assessment.scale.desired_replicas):
         word = ConditionReason.QUOTA_EXCEEDED if QUOTA in refusal.message else ConditionReason.REFUSED
         return _draft(True, word, refusal.message[:REASON_LENGTH])
     held = [view.status for view in assessment.views if view.held]

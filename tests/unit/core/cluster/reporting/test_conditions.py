@@ -184,6 +184,15 @@ def test_capacity_limited_by_the_api_server(build: Any, message: str, expected: 
     assert events(found)["CapacityUnavailable"] == message
 
 
+def test_what_the_api_server_refuses_to_pods_that_are_there_is_said_as_well(build: Any) -> None:
+    """A rollout without keys of its own was a pool that backs off, of a job whose others served."""
+    pods = tuple(build.pod(f"j-r-{n}") for n in range(3))
+    state = ReconcileState(refusal=Refusal("delete the Secrets j-keys-manager", build.now, of_pods=False))
+    found = result(build, state, job=build.job(scaling={"mode": "Manual"}), pods=pods)
+    assert reasons(found)["CapacityLimited"] == ("True", "Refused")
+    assert "delete the Secrets j-keys-manager" in events(found)["CapacityUnavailable"]
+
+
 @pytest.mark.parametrize(
     ("requested", "expected"),
     [
