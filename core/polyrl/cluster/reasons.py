@@ -114,6 +114,8 @@ class ConditionReason(StrEnum):
     """More are asked for than maxReplicas."""
     TOO_FEW_REPLICAS = "TooFewReplicas"
     """Fewer are asked for than minReplicas."""
+    OVER_BUDGET = "OverBudget"
+    """budgetPerHour pays for no more."""
     UNDISTURBED = "Undisturbed"
     """No rollout is under a notice; else the reason is the notice's kind."""
     NOT_SUSPENDED = "NotSuspended"

@@ -21,6 +21,7 @@ from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.rollouts import PodState
 from polyrl.cluster.reasons import AcceptedReason, ConditionReason, FailureReason
 from polyrl.cluster.reporting.assessment import Assessment
+from polyrl.cluster.scaling.prices import affordable
 from polyrl.cluster.timestamps import second, unix
 from polyrl.manifest.parts.sources import summed_up
 from polyrl.manifest.scaling import ScalingMode
@@ -249,8 +250,12 @@ _OF_A_RUNNING_JOB: Final[dict[str, Callable[[Assessment], ConditionDraft]]] = {
 def _scaling_limited(assessment: Assessment) -> ConditionDraft:
     spec, scaling = assessment.ctx.spec, assessment.scale.scaling
     by_gap, least, most = spec.scaling.mode is ScalingMode.GAP, spec.rollout.min_replicas, spec.rollout.max_replicas
-    requested = scaling.recommended_replicas if by_gap else spec.rollout.replicas
+    requested, paid = scaling.recommended_replicas if by_gap else spec.rollout.replicas, affordable(spec, most)
     if requested is not None and not (by_gap and scaling.last_step_time is None):
+        if paid < most and requested >= paid + (not by_gap):
+            # The gap asks for no more than is paid for.
+            message = f"budgetPerHour pays for {paid} rollouts"
+            return _draft(True, ConditionReason.OVER_BUDGET, message)
         if requested > most:
             message = f"{requested} are asked for, maxReplicas is {most}"
             return _draft(True, ConditionReason.TOO_MANY_REPLICAS, message)

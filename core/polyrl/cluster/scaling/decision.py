@@ -44,7 +44,19 @@ class ScaleDecision:
 def scale_decision(ctx: ReconcileContext, fleet: Sequence[RolloutPod]) -> ScaleDecision:
     """How many rollouts a running job should have, and why; whoever decides, no more than the budget pays for."""
     decision = _decided(ctx, fleet)
-    return replace(decision, desired_replicas=affordable(ctx.spec, decision.desired_replicas))
+    desired = affordable(ctx.spec, decision.desired_replicas)
+    return replace(decision, desired_replicas=desired, changed=_changed(ctx, decision, desired))
+
+
+def _changed(ctx: ReconcileContext, decision: ScaleDecision, desired: int) -> str:
+    """As a sentence also where an edit changes the number, of bounds, budget or prices."""
+    before = ctx.status.rollout.desired_replicas
+    allowed = affordable(ctx.spec, clamp(ctx.spec, before))
+    by_gap = ctx.spec.scaling.mode is ScalingMode.GAP and ctx.wants_rollouts
+    if not by_gap or ctx.status.start_time is None or allowed == before:
+        return decision.changed
+    edited = f"minReplicas, maxReplicas and budgetPerHour allow {allowed}: {before} -> {allowed}"
+    return edited if desired == allowed else f"{edited}; {decision.changed}"
 
 
 def _decided(ctx: ReconcileContext, fleet: Sequence[RolloutPod]) -> ScaleDecision:

@@ -51,6 +51,38 @@ def test_a_measured_step_moves_the_number_once_cooled(build: Any, scaled_ago: fl
     assert decision.scaling.window == [6]
 
 
+PRICES = {"spotPerHour": 1.0, "onDemandPerHour": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("edited", "rollout", "desired"),
+    [
+        pytest.param({"objective": "ThroughputUnderBudget", "budgetPerHour": 2.0}, {}, 2, id="less budget"),
+        pytest.param({}, {"maxReplicas": 3, "replicas": 3}, 3, id="a lower maxReplicas"),
+        pytest.param({}, {"minReplicas": 6}, 6, id="a higher minReplicas"),
+    ],
+)
+@pytest.mark.parametrize("stepped", [False, True], ids=["between steps", "as a step ends"])
+def test_a_size_that_an_edit_changes_is_said(
+    build: Any, edited: dict[str, Any], rollout: dict[str, Any], desired: int, stepped: bool
+) -> None:
+    """A budget that was lowered took fourteen of twenty rollouts without a word; beside a step's decision to shrink by
+    one the Event named that."""
+    status = {
+        "startTime": second(build.now - 999),
+        "rollout": {"desiredReplicas": 5},
+        "scaling": {"lastStep": 6, "lastStepTime": millisecond(build.now - 9), "window": [1, 1]},
+    }
+    steps = (build.step(6 + stepped, 5, rollout_s=2.0, train_s=20.0),)
+    manager = build.manager(step=7, finished_steps=steps)
+    job = build.job(rollout, scaling=GAP | edited, pricing=PRICES)
+    decision = scale_decision(build.ctx(job, status, manager=manager), [])
+    assert decision.changed.startswith(f"minReplicas, maxReplicas and budgetPerHour allow {desired}: 5 -> {desired}")
+    both = stepped and "maxReplicas" in rollout
+    assert decision.changed.endswith(": asks for 1, 3 -> 2") == both
+    assert decision.desired_replicas == desired - both
+
+
 @pytest.mark.parametrize(("last_change", "desired"), [(2, 4), (-2, 3)], ids=["it grew last", "it shrank last"])
 def test_which_way_the_number_went_last_is_in_the_status(build: Any, last_change: int, desired: int) -> None:
     """A step that is 12 % longer than training is within the dead band of who would turn round."""

@@ -206,6 +206,24 @@ def test_scaling_limited(build: Any, requested: int, expected: tuple[str, str]) 
     assert reasons(result(build, job=job))["ScalingLimited"] == expected
 
 
+@pytest.mark.parametrize(
+    ("mode", "recommended", "expected"),
+    [
+        pytest.param("Manual", 0, ("True", "OverBudget"), id="the user wants four"),
+        pytest.param("Gap", 2, ("True", "OverBudget"), id="the gap asks for all that it may"),
+        pytest.param("Gap", 1, ("False", "WithinBounds"), id="the gap asks for less"),
+    ],
+)
+def test_a_budget_that_holds_the_number_is_said(
+    build: Any, mode: str, recommended: int, expected: tuple[str, str]
+) -> None:
+    """Of four that were wanted two came, and the number was "within minReplicas and maxReplicas"."""
+    scaling = {"mode": mode, "objective": "ThroughputUnderBudget", "budgetPerHour": 2.5}
+    job = build.job({"replicas": 4}, scaling=scaling, pricing={"spotPerHour": 1.0, "onDemandPerHour": 3.0})
+    measured = {"recommendedReplicas": recommended, "lastStepTime": second(build.now)}
+    assert reasons(result(build, job=job, status={"scaling": measured}))["ScalingLimited"] == expected
+
+
 def test_disruption_is_reported_counted_and_listed(build: Any) -> None:
     pod = build.pod("j-r-1", disruption="EvictionByEvictionAPI")
     found = result(build, pods=(pod,))
