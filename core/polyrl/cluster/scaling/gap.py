@@ -1,14 +1,14 @@
 """What finished steps ask for: so many rollouts that generation keeps pace with training, steadied against noise.
 
-Generation by n engines takes a + b / n seconds, fitted to the steps that were seen (`step_model`); of training T seconds
-run beside it. What waits for the whole step is as long with any fleet, and no pace is kept with it (`beside`):
+Generation by n engines takes a + b / n seconds, fitted to the steps that were seen (`step_model`). Training takes T
+seconds beside it (`beside`); no pace is kept with what waits for the whole step:
 
     Throughput                the least n' with a + b / n' <= T: more engines would wait for the trainer, fewer make the
                               trainer wait; but none whose gain is below LEAST_STEP_GAIN
     ThroughputUnderBudget     the same, and whoever decides, never more than budgetPerHour pays for
     Cost                      the n' for which step time x hourly price is least; step time is max(T, a + b / n') plus
-                              what is neither, and with n' = 0 it is T plus a + b on the reserved engine. Without pricing.reservedPerHour only rollouts cost money, and the answer
-                              is min
+                              what is neither, and with n' = 0 it is T plus a + b on the reserved engine. Without
+                              pricing.reservedPerHour only rollouts cost money, and the answer is min
 
 A rollout counts as much as the reserved engine, for the seconds in which that may generate; engines that came or went
 during a step count for the time that they were there. The manager has integrated that, and keeps it
@@ -143,8 +143,8 @@ def _asked(spec: JobSpec, steps: Sequence[FinishedStep], fleet: FleetSize) -> in
 
 
 def beside(spec: JobSpec) -> float:
-    """Part of a step's training that engines generate beside: what they are to keep pace with. Of a step that is learned
-    as it comes that is the first pass; of one that is learned as a whole, nothing, unless they are a step ahead."""
+    """Part of training that engines generate beside: what they are to keep pace with. Of a step that is learned as
+    it comes it is the first pass; of one that is learned as a whole nothing, unless they are a step ahead."""
     algorithm = spec.recipe.algorithm
     if algorithm is None or algorithm.max_staleness > 0:
         return 1.0
@@ -152,8 +152,8 @@ def beside(spec: JobSpec) -> float:
 
 
 def as_usual(steps: Sequence[FinishedStep], part: float = 1.0) -> tuple[FinishedStep, StepModel]:
-    """The newest step, a measure, as if it took what most of the last ones did, and the curve through it; that `part` of
-    training is its training, and the other one is as what lies between steps."""
+    """The newest step, a measure, as if it took what most of the last ones did, and the curve through it; its training
+    is that `part`, and what is left of it is neither that nor generating."""
     seen = [replace(one, train_seconds=part * one.train_seconds) for one in measures(steps)]
     newest, few = seen[-1], seen[-USUAL_STEPS:]
     model = fit_steps(seen).through(*few)
