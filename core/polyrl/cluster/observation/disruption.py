@@ -46,7 +46,8 @@ SHUTDOWN_S: Final = 15.0
 NODE_KNOWN_S: Final = 60.0
 """A node that a pod is bound to reaches our watch within that time, if it exists; timed by our own reconciles, as pods
 and nodes come by different watches, and from each pod's binding: pods that follow each other on a node that no list has
-were made three a second. One that was seen before and is not there now is gone at once."""
+were made three a second. One that was seen before and is not there now is gone at once, but for pods that came later:
+they are on the next machine of that name."""
 
 RENAMED_S: Final = 5.0
 """A node made so much later than its pod was bound is another machine under that name; timestamps are whole seconds."""
@@ -98,9 +99,9 @@ def absence_due(pod: PodFacts, ctx: ReconcileContext) -> float | None:
     """When the absence of the pod's node means that it is gone; None when it is there, or cannot be seen."""
     if not pod.node or not ctx.facts.sees_nodes or pod.node in ctx.facts.nodes:
         return None
-    if pod.node in ctx.state.nodes:
-        return ctx.now
     since = ctx.state.absent_since.get(pod.node, ctx.now)
+    if pod.node in ctx.state.nodes and (pod.scheduled_at or since) <= since:
+        return ctx.now
     return max(since, pod.scheduled_at or since) + NODE_KNOWN_S
 
 

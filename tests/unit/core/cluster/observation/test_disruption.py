@@ -152,6 +152,17 @@ def test_each_pod_on_a_node_that_was_never_seen_has_time_of_its_own(build: Any, 
     assert is_gone(pod, ctx(build, pod, nodes={}, state=ReconcileState(absent_since={pod.node: 0.0}))) == lost
 
 
+@pytest.mark.parametrize(
+    ("placed", "lost"),
+    [pytest.param(51.0, True, id="it was on the machine that went"), pytest.param(49.0, False, id="it came later")],
+)
+def test_a_pod_on_the_next_machine_of_the_name_waits_for_its_node(build: Any, placed: float, lost: bool) -> None:
+    """The next machine has the name of the one that went, whose pod is still there: its own was lost at once."""
+    pod = build.pod(placed=placed)
+    state = ReconcileState(nodes=frozenset({pod.node}), absent_since={pod.node: build.now - 50.0})
+    assert is_gone(pod, ctx(build, pod, nodes={}, state=state)) == lost
+
+
 def test_without_rights_on_nodes_their_absence_means_nothing(build: Any) -> None:
     pod = build.pod()
     assert notice(build, pod, nodes={}, sees_nodes=False) is None
