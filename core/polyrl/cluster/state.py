@@ -61,7 +61,7 @@ class ReconcileState:
     nodes: frozenset[str] = frozenset()
     """Nodes of these pods that were there."""
     absent_since: Mapping[str, float] = field(default_factory=dict)
-    """By name of a node that a pod is bound to and that was never seen: since when it has been absent."""
+    """By name of a node that a pod is bound to: since when it has been absent."""
     silent_since: Mapping[str, float] = field(default_factory=dict)
     """By uid of a pod that was registered: since when the manager has not listed its engine."""
     registered: frozenset[str] = frozenset()

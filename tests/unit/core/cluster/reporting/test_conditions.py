@@ -207,20 +207,19 @@ def test_scaling_limited(build: Any, requested: int, expected: tuple[str, str]) 
 
 
 @pytest.mark.parametrize(
-    ("mode", "recommended", "expected"),
+    ("mode", "asked", "expected"),
     [
-        pytest.param("Manual", 0, ("True", "OverBudget"), id="the user wants four"),
+        pytest.param("Manual", 4, ("True", "OverBudget"), id="the user wants four"),
+        pytest.param("Manual", 2, ("False", "WithinBounds"), id="the user wants two"),
         pytest.param("Gap", 2, ("True", "OverBudget"), id="the gap asks for all that it may"),
         pytest.param("Gap", 1, ("False", "WithinBounds"), id="the gap asks for less"),
     ],
 )
-def test_a_budget_that_holds_the_number_is_said(
-    build: Any, mode: str, recommended: int, expected: tuple[str, str]
-) -> None:
+def test_a_budget_that_holds_the_number_is_said(build: Any, mode: str, asked: int, expected: tuple[str, str]) -> None:
     """Of four that were wanted two came, and the number was "within minReplicas and maxReplicas"."""
     scaling = {"mode": mode, "objective": "ThroughputUnderBudget", "budgetPerHour": 2.5}
-    job = build.job({"replicas": 4}, scaling=scaling, pricing={"spotPerHour": 1.0, "onDemandPerHour": 3.0})
-    measured = {"recommendedReplicas": recommended, "lastStepTime": second(build.now)}
+    job = build.job({"replicas": asked}, scaling=scaling, pricing={"spotPerHour": 1.0, "onDemandPerHour": 3.0})
+    measured = {"recommendedReplicas": asked, "lastStepTime": second(build.now)}
     assert reasons(result(build, job=job, status={"scaling": measured}))["ScalingLimited"] == expected
 
 
