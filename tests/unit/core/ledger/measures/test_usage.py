@@ -128,6 +128,17 @@ def test_steps_that_are_under_way_at_once_take_a_part_each(
     assert newest(stage).rollout_seconds == expected
 
 
+def test_a_step_that_was_left_is_not_ahead() -> None:
+    stage = Stage()
+    stage.engine("a", max_running=8)
+    stage.submit(1, step=1)
+    stage.submit(1, step=2)
+    stage.now = 8.0
+    stage.finish_all()
+    end(stage, 2, **{StepValue.ROLLOUT_SECONDS: 8.0})
+    assert newest(stage).rollout_seconds == 8.0
+
+
 @pytest.mark.parametrize(
     ("step", "values"),
     [
