@@ -11,7 +11,7 @@ their number from the step's submission to the end of its last turn, over that t
 
 With `maxStaleness` several steps are under way at once, and the learner waits for none of them until the last turn of
 the one that it trains. That one's part of the time since its submission is what a step takes then, at least b / n: a
-long answer runs beside later steps, and shortens none of them if it is shorter.
+long answer runs beside later steps, and holds up none of them.
 """
 
 from __future__ import annotations
