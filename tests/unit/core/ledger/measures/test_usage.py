@@ -124,7 +124,7 @@ def test_steps_that_are_under_way_at_once_take_a_part_each(
         stage.submit(1, step=step)
     stage.now = turn_s
     stage.finish_all()
-    end(stage, 1, **{StepValue.ROLLOUT_SECONDS: min(10.0, turn_s)})
+    end(stage, 1, rolloutSeconds=min(10.0, turn_s))
     assert newest(stage).rollout_seconds == expected
 
 
@@ -135,7 +135,7 @@ def test_a_step_that_was_left_is_not_ahead() -> None:
     stage.submit(1, step=2)
     stage.now = 8.0
     stage.finish_all()
-    end(stage, 2, **{StepValue.ROLLOUT_SECONDS: 8.0})
+    end(stage, 2, rolloutSeconds=8.0)
     assert newest(stage).rollout_seconds == 8.0
 
 
