@@ -107,19 +107,21 @@ def measures(steps: Sequence[FinishedStep]) -> list[FinishedStep]:
 
 def fit_steps(steps: Sequence[FinishedStep]) -> StepModel:
     """See above, neither part below 0; `steps` are measures, one at least."""
-    share, seconds = np.array([1 / one.engines for one in steps]), np.array([one.rollout_seconds for one in steps])
-    number, weights = np.array([float(one.step) for one in steps]), np.ones(len(steps))
+    table = np.array([(1 / one.engines, one.step, one.rollout_seconds) for one in steps])
+    weights = np.ones(len(steps))
     reported = median(one.shared_engine_seconds for one in steps)
     for _ in range(ROUNDS):
-        mean_share, mean_s, mean_number = (np.average(column, weights=weights) for column in (share, seconds, number))
-        whole = float(mean_s / mean_share)
+        means = np.average(table, axis=0, weights=weights)
+        mean_share, _, mean_s = means.tolist()
+        whole = mean_s / mean_share
         credible = min(whole, max(0.0, reported))
         # Each row in units of its own error.
-        exact, error = np.sqrt(weights) / (NOISE * mean_s), REPORT_ERROR * credible + LEAST_ERROR * whole
-        columns = np.column_stack([share - mean_share, number - mean_number])
-        rows = [*(exact[:, None] * columns), (1 / error, 0.0), (0.0, 1 / (DRIFT * mean_s))]
-        found, *_ = np.linalg.lstsq(np.array(rows), np.array([*exact * (seconds - mean_s), credible / error, 0.0]))
-        off = (seconds - columns @ found) / (NOISE * mean_s)
-        weights = 1 / (1 + (off - np.median(off)) ** 2 / FAR**2)
+        error, unit = REPORT_ERROR * credible + LEAST_ERROR * whole, NOISE * mean_s
+        rows = (table - means) / unit
+        reports = ((1 / error, 0.0, credible / error), (0.0, 1 / (DRIFT * mean_s), 0.0))
+        weighed = np.vstack((np.sqrt(weights)[:, None] * rows, reports))
+        found, *_ = np.linalg.lstsq(weighed[:, :2], weighed[:, 2])
+        off = rows[:, 2] - rows[:, :2] @ found
+        weights = 1 / (1 + (off - median(off.tolist())) ** 2 / FAR**2)
     shared = min(max(0.0, float(found[0])), whole)
-    return StepModel(float(mean_s - shared * mean_share), shared)
+    return StepModel(mean_s - shared * mean_share, shared)
