@@ -34,6 +34,7 @@ from polyrl.wire import (
     WeightsLoaded,
     pack_ids,
 )
+from polyrl_rollout.engines.trial import LONGEST_S, NEW_TOKENS, READ_TOKENS
 from polyrl_rollout.testing.flow import Decoding, Flow, FlowEngine
 
 LONGEST_STEP_S: Final = 0.5
@@ -57,6 +58,8 @@ class Engine(FlowEngine):
     heartbeat_at: float = 0.0
     loaded_at: float = inf
     loading: int = -1
+    tried: bool = False
+    """Its agent has tried it, which it does before the first sample."""
     mail: list[Any] | None = None
     """What came while it was paused."""
     made: float = 0.0
@@ -72,6 +75,13 @@ class Engine(FlowEngine):
             if run.ready_at <= self.at and (free >= 0 or not found):
                 found.append(run)
         return found
+
+    def trial(self) -> tuple[float, float, float]:
+        """What its agent says of a step and of reading, and how long trying takes; cut short it may say nothing."""
+        step_s, read_s = self.token_s(1), self.speed.prefill_s
+        until_first_step = READ_TOKENS * read_s + 2 * step_s
+        seconds = min(LONGEST_S, READ_TOKENS * read_s + NEW_TOKENS * step_s)
+        return (step_s, read_s, seconds) if until_first_step < LONGEST_S else (0.0, 0.0, seconds)
 
     def advance(self, now: float) -> None:
         """Decodes up to now."""
@@ -260,8 +270,18 @@ class World(Flow):
         self._advance(engine)
         if engine.loaded_at <= self.now:
             engine.version, engine.loading, engine.loaded_at = engine.loading, -1, inf
-            seconds = self.workload.load_s
-            self.agent(engine.name, WeightsLoaded(engine.version, 0.1, load_seconds=seconds, bytes_pulled=100))
+            step_s, read_s, _ = engine.trial()
+            self.agent(
+                engine.name,
+                WeightsLoaded(
+                    engine.version,
+                    0.1,
+                    load_seconds=self.workload.load_s,
+                    bytes_pulled=100,
+                    step_seconds=step_s,
+                    read_seconds=read_s,
+                ),
+            )
         if self.now >= engine.heartbeat_at + 1.0:
             engine.heartbeat_at = self.now
             self.agent(engine.name, Heartbeat(len(engine.decoding), 0, kv_free_tokens=engine.kv_free()))
@@ -279,7 +299,9 @@ class World(Flow):
         assert isinstance(engine, Engine)
         self._advance(engine)
         if isinstance(message, Announce):
-            engine.loading, engine.loaded_at = message.version, self.now + self.workload.load_s
+            trying_s = 0.0 if engine.tried else engine.trial()[2]
+            engine.loading, engine.tried = message.version, True
+            engine.loaded_at = self.now + self.workload.load_s + trying_s
         elif isinstance(message, StartDrain):
             engine.protocol.draining = True
         elif isinstance(message, Assign) and engine.machine.rejects:

@@ -147,8 +147,7 @@ class GroupCompleted(Event, frozen=True):
 
 
 class GroupDiscarded(Event, frozen=True):
-    """No sample of the group will be trained: `culprit` for `reason`, its siblings as groupIncomplete; without a
-    culprit all for `reason`."""
+    """No sample of the group is trained: `culprit`, or all where it is none, for `reason`, others groupIncomplete."""
 
     group: int
     culprit: str
@@ -235,8 +234,7 @@ class VersionPublished(Event, frozen=True):
 
 
 class BatchHeld(Event, frozen=True):
-    """A batch that could be delivered is held back until `until`: reserved engines go on generating, see
-    `scheduling.window`."""
+    """A batch is held back until `until`, while reserved engines go on generating, see `scheduling.window`."""
 
     until: float
     durable: ClassVar[bool] = False
@@ -315,20 +313,18 @@ class EngineGreeted(Event, frozen=True):
     versions: tuple[int, ...] = ()
     """Others that it has verified."""
     seq: int = -1
-    """`Hello.seq`"""
     sleeps: bool = False
     asleep: bool = False
-    """`Hello.sleeps`, `Hello.asleep`"""
+    """As in its Hello."""
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE | FollowUp.PACK
 
 
 class EngineGreetedAgain(Event, frozen=True):
-    """An engine greeted within its lease, and nothing about it has changed."""
+    """An engine greeted within its lease by a Hello with that `seq`, and nothing about it has changed."""
 
     engine: str
     at: float
     seq: int = -1
-    """`Hello.seq`"""
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
 
 
@@ -373,6 +369,14 @@ class EngineServing(Event, frozen=True):
     version: int
     at: float
     follow_up: ClassVar[FollowUp] = FollowUp.PLACE
+
+
+class EngineTried(Event, frozen=True):
+    """An engine that was not measured, by its agent: seconds per step of one sequence, and per token that is read."""
+
+    engine: str
+    step_s: float
+    read_s: float
 
 
 class EngineRests(Event, frozen=True):
@@ -472,8 +476,7 @@ class LeasesRenewed(Event, frozen=True):
 
 
 class Ticked(Event, frozen=True):
-    """Deadlines were looked through; the next one is at `due`, of running samples none before `stall_due`, of
-    verdicts none before `ask_due`."""
+    """Deadlines were looked through; the next is at `due`, of running samples `stall_due`, of verdicts `ask_due`."""
 
     due: float
     stall_due: float
@@ -490,7 +493,6 @@ class Ignored(Event, frozen=True):
 
 
 EVENT_TYPES: Final = tuple(Event.__subclasses__())
-"""All of them."""
 
 if TYPE_CHECKING:
     AnyEvent: TypeAlias = Event

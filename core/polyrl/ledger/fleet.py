@@ -367,6 +367,7 @@ _ENGINES_OF: Final[dict[type, Callable[[LedgerState, Any], Iterable[str]]]] = {
             f.Assigned,
             f.TokensTaken,
             f.EngineServing,
+            f.EngineTried,
             f.EngineRests,
             f.EngineReturned,
             f.EngineQuarantined,

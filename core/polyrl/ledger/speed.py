@@ -4,8 +4,9 @@ Model: a decoding step of an engine with b running samples takes `step_s * (1 + 
 of them one token; reading n tokens takes `n * prefill_s`. Tokens that arrive are counted over windows; each window is
 one observation (b, seconds per step). `half_batch` is the slope of a straight line through the last windows, once they
 differ enough in b; `step_s` is a smoothed mean. `prefill_s` comes from first tokens: from the first Assign of a
-time of reading to its last first token, by the tokens that were read. What an engine that has been idle for STALE_S
-says in its next window counts whole: nothing is known of it any more.
+time of reading to its last first token, by the tokens that were read. Before its first window an engine is as fast as
+its agent has tried it, if it has. What an engine that has been idle for STALE_S says in its next window counts whole:
+nothing is known of it any more.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ PREFILL_RATIO: Final = 50
 
 MIN_READ: Final = 512
 """Tokens to read from which the first token's delay tells the reading speed; below it is all network and scheduling."""
+
+TRIED_STEP_S: Final = (1e-5, 60.0)
+"""What an agent may say of a step: less is a matter of clocks, and more is no engine."""
 
 WINDOW_S: Final = 1.0
 """Tokens are counted over at least this long before they count as speed; evens out frames and prefills."""
@@ -134,6 +138,18 @@ def end_trial(engine: LeasedEngine, tokens: int, seconds: float) -> None:
     engine.step_scale, engine.on_trial = seen, True
 
 
+def is_news(engine: LeasedEngine, step_s: float) -> bool:
+    """Whether an agent's trial of its engine says what is not known; of what generates, tokens say it."""
+    shortest, longest = TRIED_STEP_S
+    return not engine.step_scale and shortest <= step_s <= longest
+
+
+def take_trial(engine: LeasedEngine, step_s: float, read_s: float) -> None:
+    """Part of `apply`: what its agent has tried. Its first window replaces it."""
+    engine.step_scale = step_s / (1 + 1 / HALF_BATCH)
+    engine.prefill_s = engine.prefill_s or (read_s if 0 < read_s <= step_s else 0.0)
+
+
 def smoothed(old: float, new: float) -> float:
     """Exponential mean; the first value counts whole."""
     return new if old == 0.0 else old + SMOOTHING * (new - old)
@@ -177,7 +193,7 @@ def _begin_window(engine: LeasedEngine, at: float) -> None:
 def _observe_window(engine: LeasedEngine, seconds: float) -> None:
     running = engine.window_load / seconds
     step = engine.window_load / engine.window_tokens
-    if engine.on_trial:
+    if engine.on_trial or engine.line == NO_LINE:
         engine.on_trial, engine.step_scale, engine.tokens_per_s, engine.line = False, 0.0, 0.0, NO_LINE
     line = engine.line = _with(engine.line, running, step)
     engine.half_batch = _half_batch(line) or engine.half_batch

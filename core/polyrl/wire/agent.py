@@ -162,6 +162,10 @@ class WeightsLoaded(Message, frozen=True, tag="serving"):
     """Whether the weights fit the model, and what the engine then adds them up to."""
     sum: EngineSum | None = None
     """None: this engine says nothing, or its agent is of an earlier version."""
+    step_seconds: float = 0.0
+    """Per decoding step of one sequence, as the agent has tried its engine before the first sample; 0: it has not."""
+    read_seconds: float = 0.0
+    """The same, per token of a prompt."""
 
 
 class WeightsFailed(Message, frozen=True, tag="wfail"):

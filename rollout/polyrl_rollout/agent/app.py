@@ -32,6 +32,7 @@ from polyrl_rollout.agent.protocol import AgentProtocol
 from polyrl_rollout.agent.rest import RestOrders, Sleeper
 from polyrl_rollout.agent.stop_strings import read_tokenizer
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineLost, InferenceEngine, LoadSeconds
+from polyrl_rollout.engines.trial import try_engine
 from polyrl_rollout.weights.lent import LoanReader
 from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.puller import Pulled, Puller
@@ -283,36 +284,14 @@ class Agent:
             self._newest, self._versions.sums = pulled, {version: seconds.sum}
             if self._capacity != announced:
                 self._send(self.hello())
-            self._send_loaded(pulled, replace(seconds, wait=seconds.wait + stopped_s))
+            if self._versions.trial is None:
+                folder, context = pulled.staged.folder, self._capacity.max_context
+                self._versions.trial = await try_engine(self._engine, folder, context)
+            self._versions.send_loaded(pulled, replace(seconds, wait=seconds.wait + stopped_s))
             return ""
         finally:
             self._switching = False
             self._continue()
-
-    def _send_loaded(self, pulled: Pulled, pause: LoadSeconds) -> None:
-        version = pulled.staged.version
-        self._send(
-            wire.WeightsLoaded(
-                version,
-                pulled.seconds,
-                load_seconds=pause.load,
-                bytes_pulled=pulled.bytes_pulled,
-                receipt=pulled.staged.receipt,
-                bytes_from_peers=pulled.bytes_from_peers,
-                liars=pulled.liars,
-                wait_seconds=pause.wait,
-                verify_seconds=pause.verify,
-                sum=pause.sum,
-            )
-        )
-        parts = {"wait": pause.wait, "load": pause.load, "verify": pause.verify}
-        log.info(
-            "weights loaded",
-            version=version,
-            pull_s=round(pulled.seconds, 3),
-            from_peers=pulled.bytes_from_peers,
-            **{f"{name}_s": round(seconds, 4) for name, seconds in parts.items()},
-        )
 
     async def _stop_before(self, version: int) -> None:
         """Stops what does not run on through a switch to `version`: all, unless the engine keeps requests; then what

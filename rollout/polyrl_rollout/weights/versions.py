@@ -18,7 +18,8 @@ import structlog
 from polyrl import wire
 from polyrl.weights import WeightsRef
 from polyrl.weights.engine_sums import EngineSum
-from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngine
+from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngine, LoadSeconds
+from polyrl_rollout.engines.trial import Trial
 from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staged, Staging
 from polyrl_rollout.weights.transfer import PullFailed
@@ -61,12 +62,53 @@ class Versions:
         """Of the versions that were pulled last, oldest first."""
         self.sums: dict[int, EngineSum | None] = {}
         """Of the version that the engine loaded last, what it said that it held then."""
+        self.trial: Trial | None = None
+        """How fast the engine is, once that was tried."""
 
     def confirm(self) -> None:
         """Says again what the engine serves."""
         version = self._engine.version
-        receipt, held = self.receipts.get(version, b""), self.sums.get(version)
-        self._send(wire.WeightsLoaded(version, 0.0, load_seconds=0.0, bytes_pulled=0, receipt=receipt, sum=held))
+        receipt, held, tried = self.receipts.get(version, b""), self.sums.get(version), self.trial or Trial()
+        self._send(
+            wire.WeightsLoaded(
+                version,
+                0.0,
+                load_seconds=0.0,
+                bytes_pulled=0,
+                receipt=receipt,
+                sum=held,
+                step_seconds=tried.step_s,
+                read_seconds=tried.read_s,
+            )
+        )
+
+    def send_loaded(self, pulled: Pulled, pause: LoadSeconds) -> None:
+        """The engine serves what was pulled; `pause` is what that took of its time."""
+        version, tried = pulled.staged.version, self.trial or Trial()
+        self._send(
+            wire.WeightsLoaded(
+                version,
+                pulled.seconds,
+                load_seconds=pause.load,
+                bytes_pulled=pulled.bytes_pulled,
+                receipt=pulled.staged.receipt,
+                bytes_from_peers=pulled.bytes_from_peers,
+                liars=pulled.liars,
+                wait_seconds=pause.wait,
+                verify_seconds=pause.verify,
+                sum=pause.sum,
+                step_seconds=tried.step_s,
+                read_seconds=tried.read_s,
+            )
+        )
+        parts = {"wait": pause.wait, "load": pause.load, "verify": pause.verify}
+        log.info(
+            "weights loaded",
+            version=version,
+            pull_s=round(pulled.seconds, 3),
+            from_peers=pulled.bytes_from_peers,
+            **{f"{name}_s": round(seconds, 4) for name, seconds in parts.items()},
+        )
 
     def announce(self, weights: WeightsRef) -> None:
         """A version exists; repeats are harmless."""

@@ -159,12 +159,14 @@ class Rig:
             lambda: self.manager.endpoint, keys, run_epoch=1, engine=ENGINE, pool=Pool.SPOT, drain_s=4.0, seed=0
         )
         self.staging = Staging("run", ENGINE, folder)
+        self.model_config = b"{}"
+        """Of all versions; with this one an engine cannot be tried."""
         self.agent = Agent(settings, self.engine, EngineCapacity(32, 1 << 16, max_context=512), self.staging)
         self.task = asyncio.create_task(self.agent.run())
 
     def announcement(self, version: int) -> Announce:
         published = self.publisher.publish(
-            version, {"w": torch.full((7,), float(version))}.items(), {"config.json": b"{}"}
+            version, {"w": torch.full((7,), float(version))}.items(), {"config.json": self.model_config}
         )
         return Announce.of(published)
 

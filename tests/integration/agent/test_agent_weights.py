@@ -65,6 +65,20 @@ async def test_at_a_switch_fitting_sequences_go_on_and_others_are_returned_with_
     assert loaded.wait_seconds > 0.25, "stopping what ran comes on top"
 
 
+async def test_an_engine_is_tried_once_before_it_is_said_to_serve(rig: Rig) -> None:
+    """By what it shows the manager begins; nobody waits for samples on a slow engine until then."""
+    rig.model_config = b'{"vocab_size": 1000, "max_position_embeddings": 1024}'
+    await rig.serve(0)
+    await rig.serve(1)
+    await rig.manager.send(rig.announcement(1))
+    trials = [
+        (one.step_seconds, one.read_seconds) for one in (*rig.manager.all_of(WeightsLoaded), await confirmed(rig))
+    ]
+    assert rig.engine.begun == 1, "no sample was assigned"
+    assert min(trials[0]) > 0
+    assert len(set(trials)) == 1, "also where it only says again what it serves"
+
+
 async def test_what_an_engine_keeps_runs_on_through_a_switch(rig: Rig) -> None:
     rig.engine.keeps, rig.engine.tokens_per_second = True, 10
     await rig.serve(0)

@@ -37,6 +37,7 @@ from polyrl_rollout.engines.port import (
 )
 from polyrl_rollout.engines.sglang.engine import SGLangEngine
 from polyrl_rollout.engines.streams import SILENCE_DEADLINE_S
+from polyrl_rollout.engines.trial import try_engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
@@ -262,6 +263,11 @@ async def test_tokens_come_one_by_one_and_equal_plain_greedy_decoding(engine: In
     assert len(output.chunks) > 10
     assert [chunk.finish for chunk in output.chunks[:-1]] == [None] * (len(output.chunks) - 1)
     assert output.finish is Finish.LENGTH
+
+
+async def test_it_is_tried(engine: InferenceEngine, models: Models) -> None:
+    tried = await try_engine(engine, models.folders[0], MAX_CONTEXT)
+    assert min(tried.step_s, tried.read_s) > 0
 
 
 async def test_nothing_but_its_health_answers_without_the_key(engine: InferenceEngine) -> None:

@@ -100,10 +100,12 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             wait_seconds=0.125,
             verify_seconds=0.0625,
             sum=EngineSum("SGLang", b"sum", exact=True),
+            step_seconds=0.03125,
+            read_seconds=0.0009765625,
         ),
         (
-            "019ba773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65ce000c000091a162"
-            "cb3fc0000000000000cb3fb000000000000093a653474c616e67c40373756dc3"
+            "019da773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65ce000c000091a162"
+            "cb3fc0000000000000cb3fb000000000000093a653474c616e67c40373756dc3cb3fa0000000000000cb3f50000000000000"
         ),
     ),
     (
@@ -508,6 +510,14 @@ def test_an_agent_from_before_the_exchange_takes_no_part(golden: str) -> None:
 )
 def test_an_agent_from_before_sums_gives_none(golden: str) -> None:
     assert AGENT(bytes.fromhex(golden)).sum is None
+
+
+def test_an_agent_from_before_trials_has_not_tried_its_engine() -> None:
+    frame = (
+        "019ba773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65ce000c000091a162"
+        "cb3fc0000000000000cb3fb000000000000093a653474c616e67c40373756dc3"
+    )
+    assert AGENT(bytes.fromhex(frame)).step_seconds == AGENT(bytes.fromhex(frame)).read_seconds == 0
 
 
 def test_an_assignment_from_before_stop_strings_is_understood() -> None:

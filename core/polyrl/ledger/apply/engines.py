@@ -195,6 +195,10 @@ def apply_engine_serving(state: LedgerState, event: events.EngineServing) -> Non
     state.usage.change_present(_is_present(state, engine) - before, event.at)
 
 
+def apply_engine_tried(state: LedgerState, event: events.EngineTried) -> None:
+    speed.take_trial(state.engines[event.engine], event.step_s, event.read_s)
+
+
 def apply_engine_rests(state: LedgerState, event: events.EngineRests) -> None:
     engine, seconds = state.engines[event.engine], state.learner.rests
     before, taken = _is_present(state, engine), event.at - engine.rest.since

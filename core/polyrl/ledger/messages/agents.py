@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from polyrl import wire
-from polyrl.ledger import events
+from polyrl.ledger import events, speed
 from polyrl.ledger.causes import GoneCause, MoveCause, RestPhase
 from polyrl.ledger.messages.deltas import take_deltas
 from polyrl.ledger.scheduling.leases import announce, drain_engine, lose_engine
@@ -69,6 +69,9 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
             load = [max(0, min(number, top)) for number, top in ((running, most), (queued, most), (kv_free, room))]
             transition.record(events.EngineLoad(engine.name, load[0], queued=load[1], kv_free_tokens=load[2]))
         case wire.WeightsLoaded(version):
+            if speed.is_news(engine, message.step_seconds):
+                tried = events.EngineTried(engine.name, message.step_seconds, read_s=message.read_seconds)
+                transition.record(tried)
             _serve(transition, engine, version, receipt=message.receipt)
         case wire.WeightsFailed(_, serving):
             _serve(transition, engine, serving, failed=True)

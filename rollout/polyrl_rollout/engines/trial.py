@@ -1,0 +1,97 @@
+"""How fast an engine is, tried before its first sample: else a sample shows it, and waits for a slow one meanwhile.
+
+One prompt is read and a few tokens are made of it, as of any request; nobody gets them. The manager only begins with
+what is said of it: the engine's first samples replace that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from polyrl.sample import SamplingParams
+from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, InferenceEngine, RequestRejected, read_limits
+
+READ_TOKENS: Final = 512
+"""Of the prompt: from so many on, reading takes longer than what surrounds it. Less where a context holds less."""
+NEW_TOKENS: Final = 16
+"""Fifteen steps: their mean is what matters, and an engine that needs 30 ms for each is half a second later."""
+LONGEST_S: Final = 2.0
+"""A tenth of what a start takes. What came until then counts, and nothing where that is not two tokens."""
+ENDS_S: Final = 5.0
+"""For the end of the request after that; an engine that does not end it is not waited for."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was seen; 0 is not known."""
+
+    step_s: float = 0.0
+    """Seconds per decoding step of one sequence."""
+    read_s: float = 0.0
+    """Seconds per token of a prompt."""
+
+
+class TrialWatch:
+    """When tokens came of a prompt of `read` tokens."""
+
+    def __init__(self, now: float, read: int) -> None:
+        self._begun, self._read = now, read
+        self._first = self._last = now
+        self._tokens = 0
+
+    def note(self, tokens: int, now: float) -> None:
+        """They came. Those of the first chunk say when the prompt was read, and nothing of a step."""
+        if self._first == self._begun:
+            self._first = now
+        else:
+            self._tokens += tokens
+        self._last = now
+
+    def trial(self) -> Trial:
+        """So far."""
+        if not self._tokens:
+            return Trial()
+        return Trial((self._last - self._first) / self._tokens, (self._first - self._begun) / self._read)
+
+
+async def try_engine(engine: InferenceEngine, model_folder: Path, max_context: int) -> Trial:
+    """Takes LONGEST_S and ENDS_S at most. An engine that fails is no matter of this: its first sample, or the next
+    look at its health, says so."""
+    loop, read = asyncio.get_running_loop(), max(1, min(READ_TOKENS, max_context - NEW_TOKENS))
+    watch = TrialWatch(loop.time(), read)
+
+    async def watch_tokens() -> None:
+        async with aclosing(engine.generate(_request(model_folder, read))) as chunks:
+            async for chunk in chunks:
+                if chunk.ids:
+                    watch.note(len(chunk.ids), loop.time())
+
+    task = asyncio.create_task(watch_tokens())
+    await asyncio.wait((task,), timeout=LONGEST_S)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=ENDS_S)
+    if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+        if not isinstance(error, EngineFailed | RequestRejected):
+            raise error
+        log.warning("the engine could not be tried", error=str(error))
+    trial = watch.trial()
+    log.info("engine tried", step_s=round(trial.step_s, 5), read_s=round(trial.read_s, 7))
+    return trial
+
+
+def _request(model_folder: Path, read: int) -> GenerateRequest:
+    vocabulary = read_limits(model_folder).vocab_size
+    # Not from the ends of a vocabulary, where models keep what begins pictures and turns.
+    ids = random.Random(read).choices(range(vocabulary // 4, vocabulary // 2 + 1), k=read)
+    sampling = SamplingParams(NEW_TOKENS)
+    return GenerateRequest("trial".ljust(16, "0"), ids, max_new_tokens=NEW_TOKENS, sampling=sampling, seed=0)

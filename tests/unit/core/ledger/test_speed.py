@@ -1,0 +1,87 @@
+"""What is known of an engine's speed before it has generated anything."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+
+from polyrl.ledger import speed
+from polyrl.ledger.state import LeasedEngine
+from polyrl.wire import WeightsLoaded
+from polyrl_rollout.testing.stage import Stage
+
+STEP_S = 0.02
+
+
+def measured(stage: Stage, name: str) -> LeasedEngine:
+    return stage.ledger.state.engines[name]
+
+
+def tried(stage: Stage, name: str, step_s: float, read_s: float | None = None) -> None:
+    """An engine whose agent says so; reading is fifty times as fast by default."""
+    stage.engine(name, max_running=16)
+    announce(stage, name, step_s, step_s / 50 if read_s is None else read_s)
+
+
+def announce(stage: Stage, name: str, step_s: float, read_s: float) -> None:
+    loaded = WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=100, step_seconds=step_s, read_seconds=read_s)
+    stage.agent(name, loaded)
+
+
+def test_work_goes_by_what_agents_have_tried() -> None:
+    """Without that the slow engine gets a sample, which waits there until it shows how slow it is."""
+    stage = Stage()
+    tried(stage, "fast", STEP_S)
+    tried(stage, "slow", 10 * STEP_S)
+    stage.submit(16)
+    assert len(stage.placed()["fast"]) == 16
+
+
+def test_an_engine_that_was_not_tried_gets_a_sample_to_show_it() -> None:
+    stage = Stage()
+    tried(stage, "fast", STEP_S)
+    stage.engine("slow", max_running=16)
+    stage.submit(16)
+    assert stage.placed()["slow"]
+
+
+def test_both_numbers_count_until_tokens_come() -> None:
+    stage = Stage()
+    tried(stage, "a", STEP_S)
+    pace = speed.pace_of(measured(stage, "a"), 1.0)
+    assert pace.step(1) == pytest.approx(STEP_S)
+    assert pace.read(50) == pytest.approx(STEP_S)
+
+
+def test_its_first_window_replaces_a_trial() -> None:
+    """A first request may find kernels that are not compiled yet."""
+    stage = Stage()
+    tried(stage, "a", 100 * STEP_S)
+    engine = measured(stage, "a")
+    for tick in range(60):
+        speed.observe_tokens(engine, 1, 1, tick * STEP_S)
+    assert speed.pace_of(engine, 1.0).step(1) == pytest.approx(STEP_S, rel=0.05)
+
+
+def test_a_trial_does_not_replace_what_tokens_say() -> None:
+    stage = Stage()
+    stage.engine("a")
+    measured(stage, "a").step_scale = STEP_S
+    announce(stage, "a", 1.0, 0.5)
+    assert (measured(stage, "a").step_scale, measured(stage, "a").prefill_s) == (STEP_S, 0.0)
+
+
+@pytest.mark.parametrize("claimed", [0.0, -1.0, 1e-9, 1e9, inf, -inf, nan])
+def test_no_number_of_an_agent_is_believed_that_no_engine_has(claimed: float) -> None:
+    stage = Stage()
+    tried(stage, "a", claimed)
+    assert (measured(stage, "a").step_scale, measured(stage, "a").prefill_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("claimed", [-1.0, 2 * STEP_S, inf, nan])
+def test_reading_a_token_takes_no_longer_than_making_one(claimed: float) -> None:
+    stage = Stage()
+    tried(stage, "a", STEP_S, claimed)
+    assert measured(stage, "a").prefill_s == 0.0
+    assert speed.pace_of(measured(stage, "a"), 1.0).prefill_s > 0
