@@ -34,7 +34,7 @@ from polyrl.wire import (
     WeightsLoaded,
     pack_ids,
 )
-from polyrl_rollout.engines.trial import LONGEST_S, NEW_TOKENS, READ_TOKENS
+from polyrl_rollout.engines.trial import FIRST_TOKENS, LONGEST_S, NEW_TOKENS, READ_TOKENS
 from polyrl_rollout.testing.flow import Decoding, Flow, FlowEngine
 
 LONGEST_STEP_S: Final = 0.5
@@ -79,9 +79,11 @@ class Engine(FlowEngine):
     def trial(self) -> tuple[float, float, float]:
         """What its agent says of a step and of reading, and how long trying takes; cut short it may say nothing."""
         step_s, read_s = self.token_s(1), self.speed.prefill_s
-        until_first_step = READ_TOKENS * read_s + 2 * step_s
-        seconds = min(LONGEST_S, READ_TOKENS * read_s + NEW_TOKENS * step_s)
-        return (step_s, read_s, seconds) if until_first_step < LONGEST_S else (0.0, 0.0, seconds)
+        first_s = FIRST_TOKENS * read_s + NEW_TOKENS * step_s
+        seconds = min(LONGEST_S, first_s + READ_TOKENS * read_s + NEW_TOKENS * step_s)
+        knows_step = FIRST_TOKENS * read_s + 2 * step_s < LONGEST_S
+        knows_read = first_s + READ_TOKENS * read_s + 2 * step_s < LONGEST_S
+        return (step_s if knows_step else 0.0, read_s if knows_read else 0.0, seconds)
 
     def advance(self, now: float) -> None:
         """Decodes up to now."""

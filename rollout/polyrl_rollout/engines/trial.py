@@ -1,7 +1,8 @@
 """How fast an engine is, tried before its first sample: else a sample shows it, and waits for a slow one meanwhile.
 
-One prompt is read and a few tokens are made of it, as of any request; nobody gets them. The manager only begins with
-what is said of it: the engine's first samples replace that.
+A prompt is read and a few tokens are made of it, as of any request; nobody gets them. The first one finds what is not
+compiled or loaded yet, and counts only where no other does. The manager begins with what is said of them: the engine's
+first samples replace that.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ import structlog
 from polyrl.sample import SamplingParams
 from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, InferenceEngine, RequestRejected, read_limits
 
+FIRST_TOKENS: Final = 16
+"""Of the first prompt."""
 READ_TOKENS: Final = 512
-"""Of the prompt: from so many on, reading takes longer than what surrounds it. Less where a context holds less."""
+"""Of the others: from so many on, reading takes longer than what surrounds it. Less where a context holds less."""
+TRIES: Final = 4
+"""With the first: a model may end its answer at once."""
 NEW_TOKENS: Final = 16
 """Fifteen steps: their mean is what matters, and an engine that needs 30 ms for each is half a second later."""
 LONGEST_S: Final = 2.0
-"""A tenth of what a start takes. What came until then counts, and nothing where that is not two tokens."""
+"""For all of them, a tenth of what a start takes. What came until then counts, if it is two tokens."""
 ENDS_S: Final = 5.0
 """For the end of the request after that; an engine that does not end it is not waited for."""
 
@@ -64,18 +69,10 @@ class TrialWatch:
 
 
 async def try_engine(engine: InferenceEngine, model_folder: Path, max_context: int) -> Trial:
-    """Takes LONGEST_S and ENDS_S at most. An engine that fails is no matter of this: its first sample, or the next
-    look at its health, says so."""
-    loop, read = asyncio.get_running_loop(), max(1, min(READ_TOKENS, max_context - NEW_TOKENS))
-    watch = TrialWatch(loop.time(), read)
-
-    async def watch_tokens() -> None:
-        async with aclosing(engine.generate(_request(model_folder, read))) as chunks:
-            async for chunk in chunks:
-                if chunk.ids:
-                    watch.note(len(chunk.ids), loop.time())
-
-    task = asyncio.create_task(watch_tokens())
+    """Takes LONGEST_S and ENDS_S at most. An engine that fails is no matter of this: its first sample, or the next look
+    at its health, says so."""
+    watches: list[TrialWatch] = []
+    task = asyncio.create_task(_watch_tries(engine, model_folder, max_context, watches))
     await asyncio.wait((task,), timeout=LONGEST_S)
     if not task.done():
         task.cancel()
@@ -84,14 +81,33 @@ async def try_engine(engine: InferenceEngine, model_folder: Path, max_context: i
         if not isinstance(error, EngineFailed | RequestRejected):
             raise error
         log.warning("the engine could not be tried", error=str(error))
-    trial = watch.trial()
+    first, *others = [watch.trial() for watch in watches] or [Trial()]
+    trial = next((one for one in reversed(others) if one.step_s), Trial(first.step_s))
     log.info("engine tried", step_s=round(trial.step_s, 5), read_s=round(trial.read_s, 7))
     return trial
 
 
-def _request(model_folder: Path, read: int) -> GenerateRequest:
+async def _watch_tries(
+    engine: InferenceEngine, model_folder: Path, max_context: int, watches: list[TrialWatch]
+) -> None:
+    """Until one after the first shows a step."""
+    loop, longest = asyncio.get_running_loop(), max(1, max_context - NEW_TOKENS)
+    for number in range(TRIES):
+        read = min(READ_TOKENS if number else FIRST_TOKENS, longest)
+        request = _request(model_folder, number, read)
+        watch = TrialWatch(loop.time(), read)
+        watches.append(watch)
+        async with aclosing(engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                if chunk.ids:
+                    watch.note(len(chunk.ids), loop.time())
+        if number and watch.trial().step_s:
+            return
+
+
+def _request(model_folder: Path, number: int, read: int) -> GenerateRequest:
     vocabulary = read_limits(model_folder).vocab_size
     # Not from the ends of a vocabulary, where models keep what begins pictures and turns.
-    ids = random.Random(read).choices(range(vocabulary // 4, vocabulary // 2 + 1), k=read)
+    ids = random.Random(number).choices(range(vocabulary // 4, vocabulary // 2 + 1), k=read)
     sampling = SamplingParams(NEW_TOKENS)
-    return GenerateRequest("trial".ljust(16, "0"), ids, max_new_tokens=NEW_TOKENS, sampling=sampling, seed=0)
+    return GenerateRequest(f"trial-{number:010d}", ids, max_new_tokens=NEW_TOKENS, sampling=sampling, seed=number)

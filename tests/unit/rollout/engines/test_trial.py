@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,15 @@ class Recording(FakeEngine):
     def __init__(self) -> None:
         super().__init__(EngineCapacity(max_running=4, kv_tokens=1 << 16, max_context=CONTEXT))
         self.requests: list[GenerateRequest] = []
+        self.answers: list[int] = []
+        """Tokens after which the model ends each; all where nothing is said."""
+        self.first_delay_s = 0.0
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         self.requests.append(request)
-        async for chunk in super().generate(request):
+        most = self.answers.pop(0) if self.answers else request.max_new_tokens
+        await asyncio.sleep(self.first_delay_s if len(self.requests) == 1 else 0.0)
+        async for chunk in super().generate(replace(request, max_new_tokens=most)):
             yield chunk
 
 
@@ -60,18 +66,45 @@ def test_reading_ends_with_the_first_token_and_steps_begin(
 async def test_an_engine_is_asked_for_a_few_tokens_of_the_middle_of_its_vocabulary(model: Path) -> None:
     engine = Recording()
     tried = await try_engine(engine, model, CONTEXT)
-    (request,) = engine.requests
-    assert (len(request.input_ids), request.max_new_tokens) == (trial.READ_TOKENS, trial.NEW_TOKENS)
-    assert min(request.input_ids) >= VOCABULARY // 4
-    assert max(request.input_ids) <= VOCABULARY // 2
+    assert [len(request.input_ids) for request in engine.requests] == [trial.FIRST_TOKENS, trial.READ_TOKENS]
+    for request in engine.requests:
+        assert request.max_new_tokens == trial.NEW_TOKENS
+        assert min(request.input_ids) >= VOCABULARY // 4
+        assert max(request.input_ids) <= VOCABULARY // 2
     assert min(tried.step_s, tried.read_s) > 0
+
+
+async def test_what_the_first_request_finds_is_not_what_is_said(model: Path) -> None:
+    """Kernels are compiled and memory is found for it."""
+    engine = Recording()
+    engine.first_delay_s = 0.2
+    tried = await try_engine(engine, model, CONTEXT)
+    assert tried.read_s * trial.READ_TOKENS < 0.2
+
+
+async def test_of_one_that_got_no_further_than_the_first_the_step_is_said(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "TRIES", 1)
+    tried = await try_engine(Recording(), model, CONTEXT)
+    assert tried.step_s > 0
+    assert tried.read_s == 0
+
+
+async def test_a_model_that_ends_its_answer_at_once_is_asked_again(model: Path) -> None:
+    engine = Recording()
+    engine.answers = [1, 1, 16]
+    assert (await try_engine(engine, model, CONTEXT)).step_s > 0
+    assert len(engine.requests) == 3
+    engine.requests, engine.answers = [], [1] * trial.TRIES
+    assert await try_engine(engine, model, CONTEXT) == Trial()
+    assert len(engine.requests) == trial.TRIES
 
 
 async def test_a_small_context_holds_prompt_and_tokens(model: Path) -> None:
     engine = Recording()
     await try_engine(engine, model, 64)
-    (request,) = engine.requests
-    assert len(request.input_ids) + request.max_new_tokens == 64
+    assert [len(request.input_ids) + request.max_new_tokens for request in engine.requests] == [32, 64]
 
 
 @pytest.mark.parametrize("error", [EngineFailed("out of memory"), RequestRejected("too long")])
