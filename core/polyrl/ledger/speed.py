@@ -157,10 +157,13 @@ def smoothed(old: float, new: float) -> float:
 
 def shared_part(engine: LeasedEngine, *, waiting: bool) -> float:
     """Part of a busy engine's time that one engine more would share: all of it while samples wait or it is full, else
-    what its batch adds to a step; a sample that runs alone is not divided."""
+    what its batch adds to a step."""
+    return 1.0 if waiting or len(engine.running) >= engine.capacity.max_running else batched_part(engine)
+
+
+def batched_part(engine: LeasedEngine) -> float:
+    """Part of a busy engine's time that its batch adds to a step; a sample that runs alone is not divided."""
     running = len(engine.running)
-    if waiting or running >= engine.capacity.max_running:
-        return 1.0
     return running / ((engine.half_batch or HALF_BATCH) + running) if running > 1 else 0.0
 
 

@@ -80,15 +80,14 @@ class Evaluator:
 
     async def evaluate_if_due(
         self, every: int, versions: PolicyVersions, backend: TrainingBackend, *, learns_on: SharedDevices | None = None
-    ) -> bool:
-        """After each `every` steps of a stage (0: never), but not at its end, which is evaluated anyway. Says whether
-        it was due. `learns_on` as of `evaluate`."""
+    ) -> None:
+        """After each `every` steps of a stage (0: never), but not at its end, which is evaluated anyway. `learns_on` as
+        of `evaluate`."""
         state = self.session.state
         is_due = bool(every) and state.step % every == 0 and not state.stage_done and not self.session.stop.is_set()
         if is_due:
             await versions.ensure_published(backend)
             await self.evaluate(state.step, learns_on=learns_on)
-        return is_due
 
     async def make_up(
         self, every: int, versions: PolicyVersions, backend: TrainingBackend, *, learns_on: SharedDevices | None = None

@@ -77,7 +77,7 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
     """
     session.enter(TrainingStage.RL, parts.prompts)
     state, algorithm = session.state, recipe.algorithm
-    unsteady = True
+    first = state.step + 1
     sampling = training_sampling(recipe, parts.tokenizer)
     ahead = StepsAhead(recipe, parts.supply, prompts=parts.prompts, sampling=sampling)
     every, evaluator = recipe.evaluation.every_steps, parts.evaluator
@@ -85,6 +85,7 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
         await evaluator.make_up(every, parts.versions, parts.backend)
     while state.step < algorithm.steps and not session.stop.is_set():
         before = state.copy()
+        unsteady = state.step + 1 == first
         step = RlStep(parts, recipe, session, state.step + 1, ahead=ahead, unsteady=unsteady)
         if not await step.run():
             if session.state.trained_groups == before.trained_groups:
@@ -93,9 +94,8 @@ async def run_rl_training(parts: RlParts, recipe: RecipeSpec, session: Session) 
             await session.save(parts.backend)
             return False
         await session.end_step(parts.backend, algorithm.steps)
-        evaluated = evaluator is not None and await evaluator.evaluate_if_due(every, parts.versions, parts.backend)
-        # What is ahead waited meanwhile, which says nothing of how fast engines are.
-        unsteady = evaluated and algorithm.max_staleness > 0
+        if evaluator is not None:
+            await evaluator.evaluate_if_due(every, parts.versions, parts.backend)
     await session.leave(parts.backend, algorithm.steps)
     return state.step >= algorithm.steps
 

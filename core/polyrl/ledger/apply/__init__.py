@@ -3,6 +3,7 @@
     samples       what happens to samples, groups and batches
     tokens        what comes of them
     engines       what happens to engines, to time and to the run
+    work          what engines did, counted before that changes
 
 An event has been decided; nothing here judges it again, and nothing here fails on an event that a ledger recorded.
 Imported by `transition` and `journal`, which need `apply` alone; imports speed, state and events.

@@ -6,7 +6,8 @@ from math import inf
 from typing import Final
 
 from polyrl.ledger import events, speed
-from polyrl.ledger.apply.samples import count_work, end_recall, increment, wake
+from polyrl.ledger.apply.samples import end_recall, increment, wake
+from polyrl.ledger.apply.work import count_work
 from polyrl.ledger.causes import GoneCause, RestPhase
 from polyrl.ledger.measures.departures import MEMORY, Departed
 from polyrl.ledger.measures.losses import Losses

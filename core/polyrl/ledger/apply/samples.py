@@ -7,13 +7,12 @@ from math import inf, isfinite
 from typing import Final
 
 from polyrl.ledger import events, speed
+from polyrl.ledger.apply.work import count_work, work_name
 from polyrl.ledger.causes import AVOIDED_CAUSES, MoveCause
-from polyrl.ledger.measures.usage import EVALUATION
 from polyrl.ledger.state import (
     Assignment,
     BatchState,
     GroupState,
-    LeasedEngine,
     LedgerState,
     OpenSpan,
     PendingRequest,
@@ -24,7 +23,7 @@ from polyrl.ledger.state import (
     step_key,
     tokens_left,
 )
-from polyrl.sample import ENVIRONMENT_VERSION, DiscardReason, Group, Pool, Purpose, group_digest, sample_id
+from polyrl.sample import ENVIRONMENT_VERSION, DiscardReason, Group, Purpose, group_digest, sample_id
 from polyrl.wire import GroupDropped
 from polyrl.wire.ranges import add_number
 
@@ -73,18 +72,6 @@ def end_learning(state: LedgerState, at: float) -> None:
     learner.busy_since, learner.tokens, learner.alone = inf, 0, False
 
 
-def _work_name(group: Group) -> str:
-    """How `LedgerState.usage` names what a group's samples are generated for."""
-    return EVALUATION if group.purpose is Purpose.EVAL else step_key(group.step, group.purpose)
-
-
-def count_work(state: LedgerState, engine: LeasedEngine, at: float) -> None:
-    """What an engine runs, it ran until `at`. Before what it runs changes, or whether it may."""
-    if engine.running and (state.window_open or engine.pool is not Pool.RESERVED):
-        state.usage.work(engine.work, at, speed.shared_part(engine, waiting=bool(state.queue)))
-    engine.work.since = at
-
-
 def _end_assignment(state: LedgerState, number: int, at: float) -> Assignment:
     end_recall(state, number)
     assignment = state.assignments.pop(number)
@@ -92,7 +79,7 @@ def _end_assignment(state: LedgerState, number: int, at: float) -> Assignment:
     sample.assignment = 0
     engine = state.engines[assignment.engine]
     count_work(state, engine, at)
-    engine.work.change(_work_name(state.groups[sample.group].group), -1)
+    engine.work.change(work_name(state.groups[sample.group].group), -1)
     del engine.running[number]
     growth = assignment.kv_end - assignment.length
     engine.kv -= assignment.kv
@@ -125,7 +112,7 @@ def apply_group_submitted(state: LedgerState, event: events.GroupSubmitted) -> N
     step.ended = False
     step.submitted += 1
     if group.purpose is Purpose.TRAIN:
-        state.usage.submit(_work_name(group), group.step, event.at)
+        state.usage.submit(work_name(group), group.step, event.at)
     step.open += 1
     state.counters.submitted += group.n
     state.groups[group.id] = GroupState(group, list(range(group.n)))
@@ -208,7 +195,7 @@ def _begin_assignment(state: LedgerState, event: events.Assigned | events.Reclai
         speed.pause_window(engine, event.at)
     engine.assigned_at = event.at
     count_work(state, engine, event.at)
-    engine.work.change(_work_name(group), 1)
+    engine.work.change(work_name(group), 1)
     reading = speed.begin_reading(engine, reading, event.at)
     engine.running[event.assignment] = None
     engine.starting += 1
@@ -293,7 +280,7 @@ def apply_turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
     else:
         _unqueue_sample(state, sample)
     state.lengths.end(sample.length_class)
-    state.usage.end_turn(_work_name(state.groups[sample.group].group), event.at)
+    state.usage.end_turn(work_name(state.groups[sample.group].group), event.at)
     sample.left_as, sample.left_by, sample.left_at = 0, "", 0
     sample.finish = event.finish
     sample.asks = 1

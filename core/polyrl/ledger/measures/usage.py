@@ -11,7 +11,9 @@ their number from the step's submission to the end of its last turn, over that t
 
 With `maxStaleness` several steps are under way at once, and the learner waits for none of them until the last turn of
 the one that it trains. That one's part of the time since its submission is what a step takes then, at least b / n: a
-long answer runs beside later steps, and holds up none of them.
+long answer runs beside later steps, and holds up none of them. What an evaluation took of it meanwhile is no part of a
+step: where samples of the step wait for it all of its engine-seconds over n, else what it adds to the batches in which
+they run.
 """
 
 from __future__ import annotations
@@ -69,6 +71,17 @@ class StepUsage(msgspec.Struct):
     """The same of its last turn's end."""
     busy_s: float = 0.0
     shared_s: float = 0.0
+    held_s: float = 0.0
+    """By evaluations, since its first submission."""
+    held_before_end_s: float = 0.0
+    """The part of it until its last turn's end."""
+
+    def hold(self, seconds: float, since: float, at: float) -> None:
+        """An evaluation took so much of an engine from `since` until `at`, which is known when what that runs changes:
+        maybe after the step's end."""
+        self.held_s += seconds
+        if since < self.ended_at:
+            self.held_before_end_s += seconds * (min(at, self.ended_at) - since) / (at - since)
 
 
 class Usage(msgspec.Struct):
@@ -120,17 +133,21 @@ class Usage(msgspec.Struct):
         step = self.steps.get(name)
         if step is not None:
             step.ended_at, step.present_after = at, self.present_until(at)
+            step.held_before_end_s = step.held_s
 
-    def work(self, work: EngineWork, at: float, shared: float) -> None:
-        """An engine ran `work` until `at`; `shared`: part of that time that more engines would share."""
-        seconds = max(0.0, at - work.since)
-        work.since = max(at, work.since)
-        running = sum(work.samples.values())
+    def work(self, work: EngineWork, at: float, shared: float, batched: float, waits_from: float) -> None:
+        """An engine ran `work` until `at`; `shared`: part of that time that more engines would share, `batched`: that
+        its batch adds to a decoding step; samples of training step `waits_from` and of later ones wait."""
+        since, work.since = work.since, max(at, work.since)
+        seconds, running = work.since - since, sum(work.samples.values())
         for name, count in work.samples.items():
             part = seconds * count / running
             step = self.steps.get(name)
             if name == EVALUATION:
                 self.evaluation_s += part
+                if part > 0:
+                    for held in self.steps.values():
+                        held.hold(part * (1.0 if held.number >= waits_from else batched), since, at)
             elif step is not None:
                 step.busy_s += part
                 step.shared_s += part * shared
@@ -146,7 +163,8 @@ class Usage(msgspec.Struct):
         saves = step.shared_s / (engines * (engines + 1)) if engines > 0 else 0.0
         rollout_s, train_s, step_s = (values[key] for key in _TIMES)
         if ahead := sum(other.number > step.number for other in self.steps.values()):
-            rollout_s = min(rollout_s, max(seconds / (1 + ahead), step.shared_s / engines if engines > 0 else 0.0))
+            held_s, least_s = (step.held_before_end_s / engines, step.shared_s / engines) if engines > 0 else (0.0, 0.0)
+            rollout_s = min(rollout_s, max((seconds - held_s) / (1 + ahead), least_s))
         finished = FinishedStep(
             step=step.number,
             engines=round(engines, 3),
