@@ -105,6 +105,8 @@ class Usage(msgspec.Struct):
     """By pool; reserved engines are not lost."""
     done: int = -1
     """The newest step that this trainer has finished: another one may do it again."""
+    left_over: str = ""
+    """The step that was finished last: samples of it that go on train in the next one, and are that one's work."""
 
     def slowdown(self, pool: str, now: float, loss_s: float) -> float:
         """How many times longer a sample takes on such engines, if each loss of one costs it `loss_s`."""
@@ -128,9 +130,15 @@ class Usage(msgspec.Struct):
             self.steps = dict(before[-(OPEN_STEPS - 1) :])
             self.steps[name] = StepUsage(number, at, present_before=self.present_until(at))
 
+    def _under_way(self, name: str) -> StepUsage | None:
+        """The step that trains what is generated under that name."""
+        if name != self.left_over or name in self.steps:
+            return self.steps.get(name)
+        return next((step for step in self.steps.values() if step.number == self.done + 1), None)
+
     def end_turn(self, name: str, at: float) -> None:
         """A turn of the step has ended."""
-        step = self.steps.get(name)
+        step = self._under_way(name)
         if step is not None:
             step.ended_at, step.present_after = at, self.present_until(at)
             step.held_before_end_s = step.held_s
@@ -139,10 +147,11 @@ class Usage(msgspec.Struct):
         """An engine ran `work` until `at`; `shared`: part of that time that more engines would share, `batched`: that
         its batch adds to a decoding step; samples of training step `waits_from` and of later ones wait."""
         since, work.since = work.since, max(at, work.since)
-        seconds, running = work.since - since, sum(work.samples.values())
+        running = sum(work.samples.values())
         for name, count in work.samples.items():
-            part = seconds * count / running
-            step = self.steps.get(name)
+            step = self._under_way(name)
+            begun_at = since if step is None else max(since, step.begun_at)  # what was left over ran before
+            part = max(0.0, work.since - begun_at) * count / running
             if name == EVALUATION:
                 self.evaluation_s += part
                 if part > 0:
@@ -177,7 +186,7 @@ class Usage(msgspec.Struct):
             next_engine_saves_seconds=round(saves, 3),
             steady=values.get(StepValue.POLLUTED_STEP, 0.0) < 0.5,
         )
-        self.evaluation_s, self.done = 0.0, max(self.done, step.number)
+        self.evaluation_s, self.done, self.left_over = 0.0, max(self.done, step.number), name
         self.finished = keep_step(self.finished, finished)
 
 

@@ -128,6 +128,23 @@ def test_steps_that_are_under_way_at_once_take_a_part_each(
     assert newest(stage).rollout_seconds == expected
 
 
+def test_what_a_step_left_over_is_work_of_the_next_one() -> None:
+    """With overSamplingFactor above 1, which looked as if half as many engines would do."""
+    stage = Stage()
+    stage.engine("a", max_running=4)
+    stage.submit(4, step=1)
+    stage.now = 10.0
+    for sample in ("0.0", "1.0"):
+        finish(stage, sample)
+    stage.trainer(TrainerReport(stage.request(), "rl", step=1, values={str(k): v for k, v in TIMES.items()}))
+    stage.now = 15.0  # between two steps it is nobody's
+    stage.submit(2, step=2)
+    stage.now = 25.0
+    stage.finish_all()
+    end(stage, 2)
+    assert (newest(stage).busy_engine_seconds, newest(stage).shared_engine_seconds) == (10.0, 10.0)
+
+
 def test_a_step_that_was_left_is_not_ahead() -> None:
     stage = Stage()
     stage.engine("a", max_running=8)
