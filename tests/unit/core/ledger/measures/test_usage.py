@@ -140,9 +140,14 @@ def test_what_a_step_left_over_is_work_of_the_next_one() -> None:
     stage.now = 15.0  # between two steps it is nobody's
     stage.submit(2, step=2)
     stage.now = 25.0
+    for sample in ("4.0", "5.0"):
+        finish(stage, sample)
+    stage.engine("b", max_running=4)
+    stage.now = 35.0
     stage.finish_all()
     end(stage, 2)
-    assert (newest(stage).busy_engine_seconds, newest(stage).shared_engine_seconds) == (10.0, 10.0)
+    assert newest(stage).busy_engine_seconds == 20.0
+    assert newest(stage).engines == 1.5, "until the last turn that it used"
 
 
 def test_a_step_that_was_left_is_not_ahead() -> None:

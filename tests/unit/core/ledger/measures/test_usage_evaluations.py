@@ -35,7 +35,7 @@ def finish(stage: Stage, *samples: str) -> None:
 
 @pytest.mark.parametrize("evaluation_s", [0.0, 8.0, 80.0])
 def test_where_a_step_waits_an_evaluation_takes_none_of_its_time(evaluation_s: float) -> None:
-    """Each step of two samples of 8 s, one after the other; between those of step 2 an evaluation."""
+    """Each step of two samples of 8 s, one after the other; between those of step 2 an evaluation of two."""
     stage = Stage()
     stage.engine("a", max_running=1)
     for step in (1, 2):
@@ -44,22 +44,24 @@ def test_where_a_step_waits_an_evaluation_takes_none_of_its_time(evaluation_s: f
         stage.now += 8.0
         finish(stage, sample)
     assert rollout_s(stage, 1) == 16.0
-    if evaluation_s:
-        stage.submit(1, step=EVAL_STEP, purpose=Purpose.EVAL)
+    evaluated = ("4.0", "5.0") if evaluation_s else ()
+    if evaluated:
+        stage.submit(len(evaluated), step=EVAL_STEP, purpose=Purpose.EVAL)
     stage.now += 8.0
     finish(stage, "2.0")
-    if evaluation_s:
-        stage.now += evaluation_s
-        finish(stage, "4.0")
+    for sample in evaluated:
+        stage.now += evaluation_s / len(evaluated)
+        finish(stage, sample)
     stage.submit(2, step=3)
     stage.now += 8.0
     finish(stage, "3.0")
     assert rollout_s(stage, 2) == 16.0
 
 
-def test_where_no_sample_waits_an_evaluation_takes_what_it_adds_to_the_batch() -> None:
+@pytest.mark.parametrize("max_running", [3, 8], ids=["full", "not full"])
+def test_where_no_sample_waits_an_evaluation_takes_what_it_adds_to_the_batch(max_running: int) -> None:
     stage = Stage()
-    stage.engine("a", max_running=8)
+    stage.engine("a", max_running=max_running)
     for step in (1, 2):
         stage.submit(1, step=step)
     stage.now = 10.0
