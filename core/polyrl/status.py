@@ -107,7 +107,7 @@ class StepValue(StrEnum):
     STEP_SECONDS = "stepSeconds"
     """From publishing the weights to the step's end; validation and checkpoints lie between steps."""
     POLLUTED_STEP = "pollutedStep"
-    """1.0 when the step is no measure of the fleet, since engines still started; else 0.0."""
+    """1.0 when the step is no measure of the fleet, see `FinishedStep.steady`; else 0.0."""
     REWARD = "reward"
     """Mean of the step's samples."""
     LARGEST_ENGINE_SHARE = "largestEngineShare"
@@ -137,7 +137,8 @@ class FinishedStep(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     next_engine_saves_seconds: _Measure
     """By how much one more engine would have shortened rolloutSeconds."""
     steady: bool
-    """False when it is no measure of the fleet: the trainer's first, in which engines still started."""
+    """False when it is no measure of the fleet: the trainer's first, in which engines still started, and those of which
+    an earlier trainer left a part."""
 
     @property
     def size(self) -> int:

@@ -210,6 +210,21 @@ async def test_what_is_trained_again_is_taken_step_by_step(tmp_path, content, co
     assert run.rollouts.open_steps[1] == expected
 
 
+@pytest.mark.parametrize("k", [1, 2])
+async def test_a_step_of_which_an_earlier_trainer_left_a_group_is_no_measure_of_the_fleet(tmp_path, k):
+    """What it had ahead was generated while no trainer was there: it seemed to take no time."""
+    plain = await trained(tmp_path / "plain", k, steps=4)
+    first = {step: next(group for group in plain.rollouts.submitted if group.step == step) for step in (1, 2)}
+    spec = recipe(steps=4, max_staleness=k)
+    run = Run.make(tmp_path / "run", Watched(echo), spec)
+    run.parts.supply.adopted = AdoptedGroups([held_like(first[step], step, complete=False) for step in first])
+    run.session.state.next_group = 3
+    run.rollouts.reject = lambda *_: asyncio.sleep(0)
+    assert await run.train(spec)
+    unsteady = [step for phase, step, values in run.rollouts.reports if phase == "rl" and values["pollutedStep"]]
+    assert unsteady == [1, 2]
+
+
 @pytest.mark.parametrize(("taken", "measured"), [(4, False), (3, True)], ids=["all of it", "all but one"])
 async def test_what_an_earlier_trainer_left_is_no_measure_of_how_fast_a_sequence_comes(tmp_path, taken, measured):
     """It was there at once: the next step would wait for its answers as if engines took no time."""

@@ -93,13 +93,17 @@ class StepsAhead:
         """Monotonic time."""
         return self._submitted_at[step]
 
-    def generate_s(self, step: int, last_turn_at: float) -> float:
+    def generate_s(self, step: int, last_turn_at: float, *, was_left: bool = False) -> float:
         """Seconds that engines took for a step, now that the last sample of `step` is there: since it was submitted and
         the samples of the step before it, which go first, were there. Steps that are open together end in no order,
-        so it is the mean over as many as there may be."""
+        so it is the mean over as many as there may be, but none that `was_left` by an earlier trainer: that was there
+        at once."""
         since = max(self._submitted_at[step], self._generated_at)
         self._generated_at = max(self._generated_at, last_turn_at)
-        self._took.append(max(0.0, last_turn_at - since))
+        took = max(0.0, last_turn_at - since)
+        if was_left:
+            return took
+        self._took.append(took)
         if len(self._took) > self.recipe.algorithm.max_staleness + 1:
             self._took.popleft()
         return sum(self._took) / len(self._took)

@@ -138,7 +138,8 @@ class RlStep:
     def __init__(
         self, parts: RlParts, recipe: RecipeSpec, session: Session, step: int, *, ahead: StepsAhead, unsteady: bool
     ) -> None:
-        """`unsteady`: its times are no measure, as of the first step of a process, in which engines may still start."""
+        """`unsteady`: its times are no measure, as of the first step of a process, in which engines may still start.
+        Nor are those of a step with groups that an earlier trainer left."""
         self._parts = parts
         self._recipe = recipe
         self._session = session
@@ -172,7 +173,9 @@ class RlStep:
         if not self._sums:
             return False
         last_turn_at = parts.runner.last_turn_at(groups.used)
-        clock.generated(last_turn_at, self._ahead.generate_s(self._step, last_turn_at))
+        was_left = not parts.supply.adopted.taken.isdisjoint(groups.used)
+        self._unsteady = self._unsteady or was_left
+        clock.generated(last_turn_at, self._ahead.generate_s(self._step, last_turn_at, was_left=was_left))
         if is_whole:
             await self._ahead.end(self._step)
             await self._finish(groups)

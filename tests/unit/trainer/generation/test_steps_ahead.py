@@ -32,3 +32,11 @@ def test_seconds_of_generating_a_step(
 ) -> None:
     steps = ahead(k, dict(enumerate(submitted)))
     assert [steps.generate_s(step, at) for step, at in enumerate(ended)] == expected
+
+
+def test_what_an_earlier_trainer_left_is_in_no_mean() -> None:
+    """It was there at once: with three steps ahead the next three steps seemed to take a third of their time."""
+    steps = ahead(1, dict(enumerate([0.0, 0.0, 1.0, 3.0])))
+    assert steps.generate_s(0, 0.0, was_left=True) == 0.0
+    assert steps.generate_s(1, 2.0, was_left=True) == 2.0
+    assert [steps.generate_s(2, 12.0), steps.generate_s(3, 22.0)] == [10.0, 10.0]
