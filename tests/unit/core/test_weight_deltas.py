@@ -72,7 +72,7 @@ def test_what_is_no_delta_is_refused(seed: int) -> None:
     old = dice.randbytes(2 * PART + dice.randrange(3))
     delta = bytearray(b"".join(encode_delta(old, changed(old, seed, 0.01, 3))))
     for _ in range(dice.choice([1, 1, 4])):
-        if dice.random() < 0.3:
+        if delta and dice.random() < 0.3:
             delta = delta[: dice.randrange(len(delta))]
         elif delta:
             delta[dice.randrange(len(delta))] ^= 1 << dice.randrange(8)
