@@ -14,7 +14,8 @@ A rollout counts as much as the reserved engine, for the seconds in which that m
 during a step count for the time that they were there. The manager has integrated that, and keeps it
 (`status.FinishedStep`); what steps asked for is in the job's status. So nothing hangs on this process: one that starts
 anew goes on with the steps that ended meanwhile, and counts none twice.
-Not measured: a trainer's first step, in which engines still started, and what an earlier one left. What a step takes is the median of the newest few.
+Not measured: a trainer's first step, in which engines still started, and what an earlier one left. What a step takes
+is the median of the newest few.
 Then: within the dead band nothing grows, and only what does not pay shrinks; the band is wider for who would turn
 round, since a fleet at its edge would follow the noise to and fro; up by the least of the window, down by the most;
 each bounded per step; none within the cooldown; always within minReplicas and maxReplicas. "Now" is the desired number,
