@@ -114,9 +114,10 @@ def mean_step(engines: Iterable[LeasedEngine]) -> float:
 
 
 def is_stale(engine: LeasedEngine, now: float) -> bool:
-    """Whether it has worked and then been idle for so long that its measurement is to be tried."""
-    idle = not engine.running and engine.token_at > -inf
-    return idle and max(engine.token_at, engine.assigned_at) <= now - STALE_S
+    """Whether it has worked, or was tried, and then been idle for so long that its measurement is to be tried."""
+    shown_at = max(engine.token_at, engine.tried_at)
+    idle = not engine.running and shown_at > -inf
+    return idle and max(shown_at, engine.assigned_at) <= now - STALE_S
 
 
 def tokenless_s(engine: LeasedEngine) -> float:
@@ -146,7 +147,7 @@ def is_news(engine: LeasedEngine, step_s: float) -> bool:
 
 def take_trial(engine: LeasedEngine, step_s: float, read_s: float) -> None:
     """Part of `apply`: what its agent has tried. Its first window replaces it."""
-    engine.step_scale = step_s / (1 + 1 / HALF_BATCH)
+    engine.step_scale, engine.tried_at = step_s / (1 + 1 / HALF_BATCH), engine.heard_at
     engine.prefill_s = engine.prefill_s or (read_s if 0 < read_s <= step_s else 0.0)
 
 

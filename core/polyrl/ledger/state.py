@@ -211,7 +211,8 @@ class LeasedEngine(msgspec.Struct):
     """Accepted since it greeted."""
     token_at: float = -inf
     assigned_at: float = -inf
-    """When it last got a sample."""
+    tried_at: float = -inf
+    """When it last got a sample, and when its agent said what it had tried."""
     on_trial: bool = False
     """Its measurement was old when it got a sample; the next window replaces it."""
     window_at: float = 0.0

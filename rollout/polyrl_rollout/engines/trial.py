@@ -73,10 +73,11 @@ async def try_engine(engine: InferenceEngine, model_folder: Path, max_context: i
     at its health, says so."""
     watches: list[TrialWatch] = []
     task = asyncio.create_task(_watch_tries(engine, model_folder, max_context, watches))
-    await asyncio.wait((task,), timeout=LONGEST_S)
-    if not task.done():
+    try:
+        await asyncio.wait((task,), timeout=LONGEST_S)
+    finally:
         task.cancel()
-        await asyncio.wait((task,), timeout=ENDS_S)
+    await asyncio.wait((task,), timeout=ENDS_S)
     if task.done() and not task.cancelled() and (error := task.exception()) is not None:
         if not isinstance(error, EngineFailed | RequestRejected):
             raise error

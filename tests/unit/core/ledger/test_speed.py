@@ -64,6 +64,31 @@ def test_its_first_window_replaces_a_trial() -> None:
     assert speed.pace_of(engine, 1.0).step(1) == pytest.approx(STEP_S, rel=0.05)
 
 
+def test_an_engine_whose_trial_was_slow_is_tried_again_by_a_sample_once_that_is_old() -> None:
+    """A neighbour may have had the device just then. Without that it never gets a sample, and shows no other speed."""
+    stage = Stage()
+    tried(stage, "fast", STEP_S)
+    tried(stage, "slow", 10 * STEP_S)
+    stage.submit(8)
+    assert not stage.placed()["slow"]
+    stage.finish_all()
+    stage.pass_time_heard(speed.STALE_S + 1)
+    stage.submit(8)
+    assert len(stage.placed()["slow"]) == 1
+    assert measured(stage, "slow").on_trial, "its next window replaces what was tried"
+
+
+def test_a_trial_is_not_old_because_its_engine_greeted_long_before() -> None:
+    """A start takes minutes."""
+    stage = Stage()
+    tried(stage, "fast", STEP_S)
+    stage.engine("slow", version=-1, max_running=16)
+    stage.pass_time_heard(speed.STALE_S + 1)
+    announce(stage, "slow", 10 * STEP_S, STEP_S)
+    stage.submit(8)
+    assert not stage.placed()["slow"]
+
+
 def test_a_trial_does_not_replace_what_tokens_say() -> None:
     stage = Stage()
     stage.engine("a")

@@ -135,3 +135,16 @@ async def test_a_slow_engine_is_tried_no_longer_and_what_came_counts(
         tried = await try_engine(engine, model, CONTEXT)
     assert tried.step_s > 0
     await engine.load_weights(1, model)  # which it refuses while requests run
+
+
+async def test_a_trial_whose_agent_ends_ends_with_it(model: Path) -> None:
+    """Else it asks on of an engine that is being closed."""
+    engine = FakeEngine()
+    engine.hang.set()
+    task = asyncio.create_task(try_engine(engine, model, CONTEXT))
+    while not engine.begun:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait((task,))
+    await asyncio.sleep(0.01)
+    await engine.load_weights(1, model)  # which it refuses while requests run
