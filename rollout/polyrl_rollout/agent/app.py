@@ -138,7 +138,7 @@ class Agent:
             self._settings.engine,
             pool=self._settings.pool,
             **msgspec.structs.asdict(self._capacity),
-            weight_version=self._engine.version,
+            weight_version=self._versions.shown,
             held=self.book.held(),
             versions=versions,
             leaving_s=None if self._ends_at is None else max(0.0, self._ends_at - self._loop.time()),

@@ -65,10 +65,17 @@ class Versions:
         self.trial: Trial | None = None
         """How fast the engine is, once that was tried."""
 
+    @property
+    def shown(self) -> int:
+        """What the manager may know of: nothing while the engine is tried, else a sample comes before it is known."""
+        return NO_VERSION if self.trial is None else self._engine.version
+
     def confirm(self) -> None:
-        """Says again what the engine serves."""
-        version = self._engine.version
-        receipt, held, tried = self.receipts.get(version, b""), self.sums.get(version), self.trial or Trial()
+        """Says again what the engine serves; while it is tried nothing, that follows."""
+        if self.trial is None:
+            return
+        version, tried = self._engine.version, self.trial
+        receipt, held = self.receipts.get(version, b""), self.sums.get(version)
         self._send(
             wire.WeightsLoaded(
                 version,

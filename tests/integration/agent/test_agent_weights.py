@@ -78,6 +78,20 @@ async def test_an_engine_is_tried_once_before_it_is_said_to_serve(rig: Rig) -> N
     assert len(set(trials)) == 1, "also where it only says again what it serves"
 
 
+async def test_while_an_engine_is_tried_nothing_says_that_it_serves(rig: Rig) -> None:
+    """Not a greeting, for a capacity that is another than announced, nor an answer to what is announced again."""
+    rig.model_config = b'{"vocab_size": 1000, "max_position_embeddings": 1024}'
+    rig.engine.tokens_per_second = 20.0
+    await rig.manager.receive(Hello)
+    announcement = rig.announcement(0)
+    await rig.manager.send(announcement)
+    greeting = await rig.manager.receive(Hello, 2)
+    assert (greeting.kv_tokens, greeting.weight_version) == (rig.engine.capacity.kv_tokens, -1)
+    await rig.manager.send(announcement)
+    loaded = await rig.manager.receive(WeightsLoaded)
+    assert loaded.step_seconds > 0
+
+
 async def test_what_an_engine_keeps_runs_on_through_a_switch(rig: Rig) -> None:
     rig.engine.keeps, rig.engine.tokens_per_second = True, 10
     await rig.serve(0)
