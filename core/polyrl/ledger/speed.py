@@ -131,9 +131,11 @@ def tokenless_s(engine: LeasedEngine) -> float:
 
 
 def end_trial(engine: LeasedEngine, tokens: int, seconds: float) -> None:
-    """Part of `apply`: a sample left that had `tokens` made in so many seconds. Of an engine that was not measured that
-    is all that is known: else it would be tried again and again. Its next window replaces it."""
-    if engine.step_scale or engine.pool is Pool.RESERVED or seconds < SEEN_S:
+    """Part of `apply`: a sample left that had `tokens` made in so many seconds. Of an engine that was not measured, at
+    most tried by its agent, that is what is known: else it would be tried again and again. Its next window replaces
+    it."""
+    shown = engine.step_scale and (engine.on_trial or engine.line != NO_LINE)
+    if shown or engine.pool is Pool.RESERVED or seconds < SEEN_S:
         return
     seen = engine.window_load / engine.window_tokens if engine.window_tokens else seconds / (tokens + 1)
     engine.step_scale, engine.on_trial = seen, True

@@ -9,6 +9,7 @@ import pytest
 from polyrl.ledger import speed
 from polyrl.ledger.state import LeasedEngine
 from polyrl.wire import WeightsLoaded
+from polyrl_rollout.testing.flow import Flow, Speed
 from polyrl_rollout.testing.stage import Stage
 
 STEP_S = 0.02
@@ -87,6 +88,19 @@ def test_a_trial_is_not_old_because_its_engine_greeted_long_before() -> None:
     announce(stage, "slow", 10 * STEP_S, STEP_S)
     stage.submit(8)
     assert not stage.placed()["slow"]
+
+
+@pytest.mark.parametrize("step_s", [3.0, 10.0])
+def test_samples_that_leave_replace_what_was_tried(step_s: float) -> None:
+    """They leave an engine that turned slow before it shows a window: the next ones would go there again and again."""
+    flow = Flow({"fast": Speed(STEP_S, max_running=64), "slow": Speed(step_s)}, lambda sample, turn: 300)
+    for name in flow.engines:
+        announce(flow, name, STEP_S, STEP_S / 50)
+    flow.submit(16, max_new_tokens=400)
+    begun = flow.run(100.0)
+    flow.submit(16, max_new_tokens=400)
+    assert not flow.placed()["slow"]
+    assert flow.run(begun + 100.0) - begun < 300 * STEP_S * 1.5
 
 
 def test_a_trial_does_not_replace_what_tokens_say() -> None:
