@@ -142,8 +142,8 @@ async def test_a_trial_whose_agent_ends_ends_with_it(model: Path) -> None:
     engine = FakeEngine()
     engine.hang.set()
     task = asyncio.create_task(try_engine(engine, model, CONTEXT))
-    while not engine.begun:
-        await asyncio.sleep(0.01)
+    await asyncio.wait((task,), timeout=0.1)
+    assert engine.begun == 1
     task.cancel()
     await asyncio.wait((task,))
     await asyncio.sleep(0.01)
