@@ -86,7 +86,7 @@ def run_all(fleets: int, workloads: int, seed: int) -> list[Step]:
 
 def explained(step: Step) -> str:
     """A paragraph."""
-    report, measured = step.report, "" if step.number else " (nothing is measured yet)"
+    report, measured = step.report, "" if step.number else " (engines were only tried yet)"
     head = (
         f"{step.vs_reserved:.3f} x reserved, {step.vs_bound:.2f} x bound: fleet {step.fleet.name}; workload "
         f"{step.workload.name}; step {step.number}{measured}: {report.seconds:.1f} s"

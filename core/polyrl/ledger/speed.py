@@ -30,8 +30,8 @@ PREFILL_RATIO: Final = 50
 MIN_READ: Final = 512
 """Tokens to read from which the first token's delay tells the reading speed; below it is all network and scheduling."""
 
-TRIED_STEP_S: Final = (1e-5, 60.0)
-"""What an agent may say of a step: less is a matter of clocks, and more is no engine."""
+TRIED_STEP_S: Final = (1e-5, 2.0)
+"""What an agent may say of a step: less is a matter of clocks, and for more it does not try."""
 
 WINDOW_S: Final = 1.0
 """Tokens are counted over at least this long before they count as speed; evens out frames and prefills."""
