@@ -51,8 +51,7 @@ class Reclaimed(Event, frozen=True):
 
 
 class PlacementPaused(Event, frozen=True):
-    """What waits is looked at again at `until`: a sample that waits for the engine that holds its prefix at the latest
-    then, what is left of a large fleet's share at once."""
+    """What waits is looked at again at `until`: for the engine with its prefix, or the rest of a share, no longer."""
 
     until: float
     durable: ClassVar[bool] = False
@@ -375,6 +374,7 @@ class EngineTried(Event, frozen=True):
     """An engine that was not measured, by its agent: seconds per step of one sequence, and per token that is read."""
 
     engine: str
+    at: float
     step_s: float
     read_s: float
 

@@ -147,9 +147,9 @@ def is_news(engine: LeasedEngine, step_s: float) -> bool:
     return not engine.step_scale and shortest <= step_s <= longest
 
 
-def take_trial(engine: LeasedEngine, step_s: float, read_s: float) -> None:
+def take_trial(engine: LeasedEngine, step_s: float, read_s: float, at: float) -> None:
     """Part of `apply`: what its agent has tried. Its first window replaces it."""
-    engine.step_scale, engine.tried_at = step_s / (1 + 1 / HALF_BATCH), engine.heard_at
+    engine.step_scale, engine.tried_at = step_s / (1 + 1 / HALF_BATCH), at
     engine.prefill_s = engine.prefill_s or (read_s if 0 < read_s <= step_s else 0.0)
 
 

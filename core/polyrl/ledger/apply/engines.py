@@ -197,7 +197,7 @@ def apply_engine_serving(state: LedgerState, event: events.EngineServing) -> Non
 
 
 def apply_engine_tried(state: LedgerState, event: events.EngineTried) -> None:
-    speed.take_trial(state.engines[event.engine], event.step_s, event.read_s)
+    speed.take_trial(state.engines[event.engine], event.step_s, event.read_s, at=event.at)
 
 
 def apply_engine_rests(state: LedgerState, event: events.EngineRests) -> None:

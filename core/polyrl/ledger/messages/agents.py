@@ -70,8 +70,8 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
             transition.record(events.EngineLoad(engine.name, load[0], queued=load[1], kv_free_tokens=load[2]))
         case wire.WeightsLoaded(version):
             if speed.is_news(engine, message.step_seconds):
-                tried = events.EngineTried(engine.name, message.step_seconds, read_s=message.read_seconds)
-                transition.record(tried)
+                step_s, read_s = message.step_seconds, message.read_seconds
+                transition.record(events.EngineTried(engine.name, transition.now, step_s=step_s, read_s=read_s))
             _serve(transition, engine, version, receipt=message.receipt)
         case wire.WeightsFailed(_, serving):
             _serve(transition, engine, serving, failed=True)
