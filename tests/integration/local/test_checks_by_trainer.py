@@ -46,11 +46,15 @@ spec:
 """
 
 
+ROWS = 32
+"""Prompts of a step, of which fewer are a note."""
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     (tmp_path / "job.yaml").write_text(GOOD)
     (tmp_path / "sft.jsonl").write_text('{"prompt": "1", "response": "1"}\n')
-    (tmp_path / "rl.jsonl").write_text('{"prompt": "12", "answer": "12"}\n')
+    (tmp_path / "rl.jsonl").write_text('{"prompt": "12", "answer": "12"}\n' * ROWS)
     (tmp_path / "reward.py").write_text("def score(sample):\n    return 1.0\n")
     return tmp_path / "job.yaml"
 

@@ -53,12 +53,16 @@ spec:
 REWARD = "async def score(sample):\n    return 1.0\n"
 
 
+ROWS = 32
+"""Prompts of a step, of which fewer are a note."""
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     """A valid manifest and the files it names."""
     (tmp_path / "job.yaml").write_text(GOOD)
     (tmp_path / "sft.jsonl").write_text('{"prompt": "1", "response": "1"}\n')
-    (tmp_path / "rl.jsonl").write_text('{"prompt": "1"}\n')
+    (tmp_path / "rl.jsonl").write_text('{"prompt": "1"}\n' * ROWS)
     (tmp_path / "reward.py").write_text(REWARD)
     return tmp_path / "job.yaml"
 
