@@ -29,6 +29,8 @@ WELCOME_S: Final = 5.0
 """Longest wait for the answer to Hello."""
 BACKOFF_S: Final = (0.1, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.5, 1.0, 2.0)
 """Pauses between greetings; the last one repeats. A manager that was killed is back within the first three seconds."""
+DRAINING_PAUSE_S: Final = 0.3
+"""Longest pause while the agent drains: of its notice a second may be left to hand over what it holds."""
 MAX_MANAGER_SILENCE_S: Final = 600.0
 """Without a message of the manager for this long the agent ends: the run is over, and the agent was not notified."""
 LINGER_S: Final = 1.0
@@ -107,7 +109,8 @@ class Conversation:
                 self._protocol.disconnect()
             if self._loop.time() - self._received_at > MAX_MANAGER_SILENCE_S:
                 self._handler.give_up(f"the manager was silent for {MAX_MANAGER_SILENCE_S:.0f} s")
-            await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+            pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+            await asyncio.sleep(min(pause, DRAINING_PAUSE_S) if self._protocol.draining else pause)
             failures += 1
 
     def send(self, message: FromAgent) -> None:
