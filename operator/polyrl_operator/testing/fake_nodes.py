@@ -95,7 +95,7 @@ class FakeNodes:
         elif self._node and not pod["spec"].get("nodeName"):
             await self._bind(metadata)
         elif status.get("phase") == "Pending" and not status.get("podIP") and await self._can_mount(pod):
-            await self._status(POD, metadata["namespace"], metadata["name"], self._running(metadata))
+            await self._status(POD, metadata["namespace"], metadata["name"], self._running(metadata), seen=metadata)
 
     async def _can_mount(self, pod: Object) -> bool:
         """A kubelet starts no container before the Secrets that its pod mounts are there; a rollout's own is last."""
@@ -165,7 +165,7 @@ class FakeNodes:
             counts = {}
         now = counts | _suspended("True" if job["spec"].get("suspend") else "False", status)
         if any(status.get(key, 0) != value for key, value in now.items()):
-            await self._status(TRAINER, metadata["namespace"], metadata["name"], now)
+            await self._status(TRAINER, metadata["namespace"], metadata["name"], now, seen=metadata)
 
     async def _job(self, event: str, job: Object) -> None:
         """Garbage collection of a job's children."""
@@ -185,8 +185,12 @@ class FakeNodes:
             for item in items:
                 yield item
 
-    async def _status(self, kind: ResourceKind, namespace: str, name: str, status: Object) -> None:
-        await self._client.patch(kind, namespace, name, {"status": status}, "status")
+    async def _status(
+        self, kind: ResourceKind, namespace: str, name: str, status: Object, *, seen: Object | None = None
+    ) -> None:
+        """Only if it still is as it was `seen`: a late start must not undo an end."""
+        version = {} if seen is None else {"metadata": {"resourceVersion": seen["resourceVersion"]}}
+        await self._client.patch(kind, namespace, name, version | {"status": status}, "status")
 
 
 def _trainer_pod(job: Object, beside: int) -> Object:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from polyrl.worker import CANNOT_GO_ON_EXIT
+from polyrl_operator.api.client import ApiError
 from polyrl_operator.api.kinds import JOB, POD, TRAINER
 
 
@@ -25,6 +28,11 @@ async def trainer(place: Any) -> dict[str, Any]:
 
 async def end_trainer(place: Any, code: int) -> None:
     """Its pod ends with this code, which fails its Job."""
+
+    async def begun() -> bool:
+        return "startTime" in (await trainer(place)).get("status", {})
+
+    await place.until("its Job has begun", begun)
     (pod,) = await place.until("it has a trainer", lambda: place.pods("trainer"))
     name, at = pod["metadata"]["name"], datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     ended = {"exitCode": code, "reason": "Error", "startedAt": at, "finishedAt": at}
@@ -68,8 +76,7 @@ async def test_an_edit_with_which_the_trainer_cannot_go_on_waits_for_another(
 
         async def another(than: dict[str, Any]) -> dict[str, Any] | None:
             found = await trainer(place)
-            new = found and found["metadata"]["uid"] != than["metadata"]["uid"]
-            return found if new and "startTime" in found.get("status", {}) else None
+            return found if found and found["metadata"]["uid"] != than["metadata"]["uid"] else None
 
         second = await place.until("its Job is made anew", lambda: another(first))
         await end_trainer(place, CANNOT_GO_ON_EXIT)
@@ -93,3 +100,18 @@ async def test_an_edit_with_which_the_trainer_cannot_go_on_waits_for_another(
 
 async def none_of(place: Any, *roles: str) -> bool:
     return not [pod for role in roles for pod in await place.pods(role)]
+
+
+async def test_a_node_that_is_late_does_not_undo_the_end_of_a_trainer(
+    place: Any, nodes: Any, run_operator: Any
+) -> None:
+    """The stand-in said "running" of a pod that had ended since it looked: its manager was then kept for ever."""
+    async with run_operator():
+        await place.submit()
+        await place.rollouts(2)
+        (at_start,) = await place.until("it has a trainer", lambda: place.pods("trainer"))
+        await end_trainer(place, CANNOT_GO_ON_EXIT)
+        with pytest.raises(ApiError, match="modified"):
+            await nodes._pod("MODIFIED", at_start | {"status": {"phase": "Pending"}})
+        (pod,) = await place.pods("trainer")
+        assert pod["status"]["phase"] == "Failed"

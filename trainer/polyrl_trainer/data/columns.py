@@ -45,15 +45,19 @@ def _makes_chat(dataset: DatasetSpec) -> bool:
 
 
 def _mapped(row: DataRow, dataset: DatasetSpec, *, answered: bool) -> DataRow:
-    fields = dict(row.fields)
+    fields, asked, written = dict(row.fields), dataset.prompt_field or "prompt", dataset.response_field or "response"
+    columns: dict[str, tuple[str, ...]] = {"prompt": (asked,)}
     if dataset.prompt_field is not None or fields.get("messages") is None:
         fields.pop("messages", None)
     if dataset.prompt_field is not None:
         fields["prompt"] = _written(row, dataset.prompt_field)
     if answered and dataset.response_field is not None:
         fields["response"] = _written(row, dataset.response_field)
-    mapped = DataRow(row.place, fields, unread=row.fields if dataset.prompt_field is not None else None)
+    unread = row.fields if dataset.prompt_field is not None else None
+    mapped = DataRow(row.place, fields, unread=unread, columns=columns)
     if _makes_chat(dataset) or (isinstance(fields.get("prompt"), list) and "messages" not in fields):
+        if "messages" not in fields:
+            columns["messages"] = (asked, written) if answered else (asked,)
         fields["messages"] = _turns(mapped, dataset.system_prompt, answered=answered)
     return mapped
 
@@ -63,7 +67,7 @@ def _written(row: DataRow, column: str) -> str | list[Message]:
     content = row.fields.get(column)
     if not isinstance(content, list):
         return text_field(row, column)
-    return messages_field(DataRow(f"{row.place}: field `{column}`", {"messages": content}))
+    return messages_field(DataRow(row.place, {"messages": content}, columns={"messages": (column,)}))
 
 
 def _by(role: str, content: str | list[Message]) -> list[Message]:

@@ -71,13 +71,13 @@ def _prompt(row: DataRow, tokenizer: Tokenizer) -> Prompt:
     if "messages" in row.fields:
         messages = messages_field(row)
         if messages[-1]["role"] == "assistant":
-            raise row.refuse("field `messages` must end before the assistant's turn, which the policy writes")
+            raise row.refuse(f"{row.called('messages')} must end before the assistant's turn, which the policy writes")
         text, tools = messages[-1]["content"], tools_field(row)
-        with row.named_in("field `messages`: "):
+        with row.named_in(f"{row.called('messages')}: "):
             ids = tokenizer.encode_chat_prompt(messages, tools)
     else:
         text = text_field(row, "prompt")
-        with row.named_in("field `prompt`: "):
+        with row.named_in(f"{row.called('prompt')}: "):
             ids = tokenizer.encode_prompt(text)
     read = "messages" if "messages" in row.fields else "prompt"
     metadata = row.unread or {name: value for name, value in row.fields.items() if name != read}
@@ -138,12 +138,12 @@ def _conversation(row: DataRow, chat: MaskedIds, max_tokens: int, *, prompt: str
 def _from_messages(row: DataRow, tokenizer: Tokenizer) -> tuple[list[MaskedIds], str, str]:
     messages = messages_field(row)
     if not any(message["role"] == "assistant" for message in messages):
-        raise row.refuse("field `messages` has no assistant turn to learn from")
+        raise row.refuse(f"{row.called('messages')} has no assistant turn to learn from")
     tools = tools_field(row)
-    with row.named_in("field `messages`: "):
+    with row.named_in(f"{row.called('messages')}: "):
         chats = [chat for chat in tokenizer.encode_chats(messages, tools) if any(chat[1])]
     if not chats:
-        raise row.refuse("field `messages`: the assistant's turns are empty, or all have weight 0")
+        raise row.refuse(f"{row.called('messages')}: the assistant's turns are empty, or all have weight 0")
     return chats, "", messages[-1]["content"]
 
 
@@ -195,8 +195,11 @@ def what_was_asked(row: DataRow) -> str | list[Message]:
 
 
 def _shown_first(row: DataRow) -> tuple[object, ...]:
-    """What a group's samples share: what was asked, of a prompt of messages all of it, and the tools for it."""
-    return what_was_asked(row), isinstance(row.fields.get("prompt"), list) and row.fields["prompt"], tools_field(row)
+    """What a group's samples share: what was asked, of a prompt of messages all of it, the tools for it, and the tokens
+    that engines read, where they are given."""
+    tokens = row.fields.get("tokens") and row.fields["tokens"][: row.fields["prompt_length"]]
+    asked = isinstance(row.fields.get("prompt"), list) and row.fields["prompt"]
+    return what_was_asked(row), asked, tools_field(row), tokens
 
 
 def _group_name(row: DataRow) -> str | int:
@@ -236,7 +239,7 @@ def _last_words(row: DataRow, *, may_be_empty: bool) -> tuple[str, str]:
         return text_field(row, "prompt"), text_field(row, "response", may_be_empty=may_be_empty)
     *before, answer = messages_field(row)
     if answer["role"] != "assistant":
-        raise row.refuse("field `messages` must end with the assistant's answer")
+        raise row.refuse(f"{row.called('messages')} must end with the assistant's answer")
     return before[-1]["content"] if before else "", answer["content"]
 
 

@@ -71,7 +71,7 @@ def _with_answer(row: DataRow, dataset: DatasetSpec, name: str) -> DataRow:
     fields = {key: value for key, value in row.fields.items() if key in ("tools", dataset.prompt_field, "prompt")}
     answer, asked = row.fields.get(name), _turns_asked(row, dataset)
     if isinstance(answer, list):
-        turns = messages_field(DataRow(place, {"messages": answer}))
+        turns = messages_field(DataRow(row.place, {"messages": answer}, columns={"messages": (name,)}))
         if _follows(turns, asked):
             turns = [
                 *(asked or [{"role": "user", "content": text_field(row, dataset.prompt_field or "prompt")}]),
@@ -99,8 +99,10 @@ def _turns_asked(row: DataRow, dataset: DatasetSpec) -> list[Message] | None:
     """The conversation before the answers; None where the prompt is text."""
     if dataset.prompt_field is None and row.fields.get("messages") is not None:
         return messages_field(row)
-    asked = row.fields.get(dataset.prompt_field or "prompt")
-    return messages_field(DataRow(row.place, {"messages": asked})) if isinstance(asked, list) else None
+    column = dataset.prompt_field or "prompt"
+    asked = row.fields.get(column)
+    named = DataRow(row.place, {"messages": asked}, columns={"messages": (column,)})
+    return messages_field(named) if isinstance(asked, list) else None
 
 
 def _shared_turns(chosen: list[Message], rejected: list[Message]) -> int:

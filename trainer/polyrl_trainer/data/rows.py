@@ -8,9 +8,9 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,13 @@ class DataRow:
     fields: dict[str, Any]
     unread: dict[str, Any] | None = None
     """What the file holds, where the manifest names the prompt's column; else what `fields` hold besides the prompt."""
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The file's own columns, by the field that is made of them; the others have their field's name."""
+
+    def called(self, name: str) -> str:
+        """A field as faults name it, by the file's columns."""
+        columns = self.columns.get(name, (name,))
+        return f"field{'s' * (len(columns) > 1)} {' and '.join(f'`{column}`' for column in columns)}"
 
     def refuse(self, fault: str) -> InvalidData:
         """The error that names this row."""
@@ -171,7 +178,7 @@ def messages_field(row: DataRow) -> list[Message]:
     """`messages`. Raises InvalidData."""
     value = row.fields["messages"]
     if not isinstance(value, list) or not value:
-        raise row.refuse(f"field `messages` must be a list with at least one message, got {_kind(value)}")
+        raise row.refuse(f"{row.called('messages')} must be a list with at least one message, got {_kind(value)}")
     return [_message(row, index, message) for index, message in enumerate(value)]
 
 
@@ -189,20 +196,21 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def _message(row: DataRow, index: int, message: object) -> Message:
+    place = f"{row.columns.get('messages', ('messages',))[0]}[{index}]"
     if not isinstance(message, dict):
-        raise row.refuse(f"messages[{index}] must be an object with role and content, got {_kind(message)}")
+        raise row.refuse(f"{place} must be an object with role and content, got {_kind(message)}")
     given = {name: value for name, value in message.items() if value is not None}  # parquet fills up with null
     role, content, weight = given.get("role"), given.get("content"), given.get("weight", 1)
     if content is None and given.get("tool_calls"):
         content = ""
     if role not in ROLES:
-        raise row.refuse(f"messages[{index}].role must be one of {', '.join(ROLES)}, got {role!r}")
+        raise row.refuse(f"{place}.role must be one of {', '.join(ROLES)}, got {role!r}")
     if not isinstance(content, str):
-        raise row.refuse(f"messages[{index}].content must be text, got {_kind(content)}")
+        raise row.refuse(f"{place}.content must be text, got {_kind(content)}")
     if not isinstance(given.get("reasoning_content", ""), str):
-        raise row.refuse(f"messages[{index}].reasoning_content must be text, got {_kind(given['reasoning_content'])}")
+        raise row.refuse(f"{place}.reasoning_content must be text, got {_kind(given['reasoning_content'])}")
     if weight not in (0, 1):
-        raise row.refuse(f"messages[{index}].weight must be 0 (not learned) or 1, got {weight!r:.80}")
+        raise row.refuse(f"{place}.weight must be 0 (not learned) or 1, got {weight!r:.80}")
     return given | {"content": content}
 
 

@@ -55,12 +55,14 @@ class WorkConservation:
         able = [engine for engine in state.engines.values() if engine.name not in silent and _is_sound(engine)]
         # While the trainer learns, a sample may wait for the engines that have its devices afterwards.
         awaited = [one for one in state.engines.values() if one.pool is Pool.RESERVED and not state.window_open]
+        heads = [number for *_, number in state.queue[: len(able)]]
+        roomy = [engine for engine in able if _has_slot(engine)] if heads else []
+        roomy = [engine for engine in roomy if not _is_far_slower(engine, [*able, *awaited])]
         self._room_since = {
             (engine.name, number): room.get((engine.name, number), now)
-            for *_, number in state.queue[: len(able)]
-            for engine in able
-            if not _is_far_slower(engine, [*able, *awaited])
-            and self._takes(state, engine, number, _waiting(state, number))
+            for number in heads
+            for engine in roomy
+            if self._takes(state, engine, number) and not _is_refused(state, engine, _waiting(state, number))
         }
         # What passed before a greeting tells nobody how fast an engine is.
         self._slow_since = {
@@ -98,22 +100,31 @@ class WorkConservation:
         faster = self._shown[engine.name][1] * SLOW_TIMES <= self._paces[one.engine]()
         sample = state.samples[one.sample]
         free = not engine.occupied and engine.step_scale > 0 and engine.name != sample.avoid
-        return faster and free and self._takes(state, engine, sample.group, [one.sample])
+        able = faster and free and self._takes(state, engine, sample.group)
+        return able and not _is_refused(state, engine, [one.sample])
 
-    def _takes(self, state: LedgerState, engine: LeasedEngine, number: int, names: Iterable[str]) -> bool:
-        if any(engine.name in state.samples[name].rejected_by for name in names):
-            return False  # it refused: others have the first right
+    def _takes(self, state: LedgerState, engine: LeasedEngine, number: int) -> bool:
         group = state.groups[number].group
+        if not (_has_slot(engine) and group.min_version <= engine.version <= group.max_version):
+            return False
         size = len(group.prompt_ids) // 4 + group.sampling.max_new_tokens * self._max_turns
         room = min(engine.load[2] - engine.kv_since - engine.kv_growth, engine.capacity.kv_tokens - engine.kv)
-        serves = group.min_version <= engine.version <= group.max_version and size < engine.capacity.max_context
         fits = not engine.occupied or size + sum(engine.reserved_kv.values()) <= room
-        return serves and engine.occupied < engine.capacity.max_running and fits
+        return size < engine.capacity.max_context and fits
 
 
 def _is_sound(engine: LeasedEngine) -> bool:
     failed = isfinite(engine.quarantined_until) or engine.failures
     return not (failed or engine.draining or engine.pool is Pool.RESERVED)
+
+
+def _has_slot(engine: LeasedEngine) -> bool:
+    return engine.occupied < engine.capacity.max_running
+
+
+def _is_refused(state: LedgerState, engine: LeasedEngine, names: Iterable[str]) -> bool:
+    """By the engine: others have the first right then."""
+    return any(engine.name in state.samples[name].rejected_by for name in names)
 
 
 def _is_far_slower(engine: LeasedEngine, others: Iterable[LeasedEngine]) -> bool:

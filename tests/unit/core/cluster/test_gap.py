@@ -274,19 +274,11 @@ def spec_of(objective: str) -> JobSpec:
     ).spec
 
 
-@given(
-    engines=st.integers(0, 50),
-    times=st.tuples(*[st.floats(0, 1e4, allow_nan=False)] * 4),
-    current=st.integers(0, 1024),
-    objective=st.sampled_from(["Throughput", "Cost", "ThroughputUnderBudget"]),
-)
-def test_any_measurement_gives_a_size_within_bounds(
-    engines: int, times: tuple[float, float, float, float], current: int, objective: str
-) -> None:
-    spec = spec_of(objective)
-    rollout_s, train_s, step_s, shared_s = times
-    step = FinishedStep(
-        step=1,
+def seen_step(number: int, measures: tuple[float, ...]) -> FinishedStep:
+    """By its engines and the seconds of its rollout, training and whole, and of all engines that shared in it."""
+    engines, rollout_s, train_s, step_s, shared_s = measures
+    return FinishedStep(
+        step=number,
         engines=engines,
         rollout_seconds=rollout_s,
         train_seconds=train_s,
@@ -297,6 +289,19 @@ def test_any_measurement_gives_a_size_within_bounds(
         next_engine_saves_seconds=0.0,
         steady=True,
     )
+
+
+@given(
+    engines=st.integers(0, 50),
+    times=st.tuples(*[st.floats(0, 1e4, allow_nan=False)] * 4),
+    current=st.integers(0, 1024),
+    objective=st.sampled_from(["Throughput", "Cost", "ThroughputUnderBudget"]),
+)
+def test_any_measurement_gives_a_size_within_bounds(
+    engines: int, times: tuple[float, float, float, float], current: int, objective: str
+) -> None:
+    spec = spec_of(objective)
+    step = seen_step(1, (engines, *times))
     start = max(1, min(current, 8))
     sized = sizing(spec, [step], 0, (), FleetSize(start))
     assert 1 <= sized.desired_replicas <= 8
@@ -310,20 +315,6 @@ MEASURE = st.sampled_from([-MAX_MEASURE, -5.0, 0.0, 1e-9, 1e-3, 1.0, 60.0, 1e6, 
 @given(steps=st.lists(st.tuples(*[MEASURE] * 5), min_size=1, max_size=6), last_change=st.integers(-3, 3))
 def test_no_history_that_a_manager_may_send_ends_the_decision(steps: list[tuple[float, ...]], last_change: int) -> None:
     for objective in ("Throughput", "Cost"):
-        seen = [
-            FinishedStep(
-                step=number,
-                engines=engines,
-                rollout_seconds=rollout_s,
-                train_seconds=train_s,
-                step_seconds=step_s,
-                busy_engine_seconds=shared_s,
-                shared_engine_seconds=shared_s,
-                evaluation_engine_seconds=0.0,
-                next_engine_saves_seconds=0.0,
-                steady=True,
-            )
-            for number, (engines, rollout_s, train_s, step_s, shared_s) in enumerate(steps)
-        ]
+        seen = [seen_step(number, step) for number, step in enumerate(steps)]
         sized = sizing(spec_of(objective), seen, -1, (), FleetSize(4, last_change=last_change))
         assert 1 <= sized.desired_replicas <= 8

@@ -213,6 +213,13 @@ def test_groups_tell_prompts_apart_by_all_that_was_asked(one: dict[str, Any], ot
         prepare_finished_groups(rows, UnknownTokenizer(), 30)
 
 
+def test_groups_tell_prompts_apart_by_the_tokens_that_engines_read() -> None:
+    given = {"prompt": "1=", "response": "1", "prompt_length": 2} | OFFLINE
+    rows = [DataRow(f"f:{n}", given | {"tokens": [1, 1 + n, 2]}) for n in range(2)]
+    with pytest.raises(InvalidData, match="f:1: field `group`: 'a' is that of another prompt at f:0"):
+        prepare_finished_groups(rows, TOKENIZER, 20)
+
+
 def test_a_finished_conversation_ends_with_the_answer() -> None:
     with pytest.raises(InvalidData, match=r"f:1: field `messages` must end with the assistant's answer"):
         prepare_finished_groups([DataRow("f:1", {"messages": [ASSISTANT, USER]} | OFFLINE)] * 2, TOKENIZER, 20)
@@ -227,13 +234,37 @@ def test_a_finished_conversation_ends_with_the_answer() -> None:
         ({"chat": True}, {"prompt": "1="}, "f:7: field `response` is missing"),
         (RENAMED | {"chat": True}, {"question": "1="}, "f:7: field `solution` is missing; the row has `question`$"),
         ({}, {"prompt": [USER], "response": 1}, "f:7: field `response` must be text, got a number"),
-        ({}, {"prompt": []}, "f:7: field `prompt`: field `messages` must be a list with at least one message"),
+        ({}, {"prompt": []}, "f:7: field `prompt` must be a list with at least one message"),
+        ({"promptField": "turns"}, {"turns": [{"role": "boss"}]}, r"f:7: turns\[0\].role must be one of system"),
         ({"chat": True}, {"messages": []}, "f:7: field `messages` must be a list with at least one message"),
     ],
 )
 def test_a_fault_names_the_users_own_column(fields: dict[str, object], row: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidData, match=sentence):
         answered_rows([DataRow("f:7", row)], dataset(**fields))
+
+
+UNKNOWN = {"question": "x", "solution": "11"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "row", "sentence"),
+    [
+        ({"promptField": "question"}, UNKNOWN, "f:7: field `question`: character 'x' is not in"),
+        ({"promptField": "question", "chat": True}, UNKNOWN, "f:7: field `question`: character 'x' is not in"),
+        ({}, {"prompt": [USER, ASSISTANT]}, "f:7: field `prompt` must end before the assistant's turn"),
+        ({"chat": True}, {"messages": [USER | {"content": "x"}]}, "f:7: field `messages`: character 'x' is not in"),
+    ],
+)
+def test_so_does_a_fault_of_what_is_asked(fields: dict[str, object], row: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidData, match=sentence):
+        prepare_prompts(prompt_rows([DataRow("f:7", row)], dataset(**fields)), TOKENIZER, 20)
+
+
+def test_a_conversation_is_called_by_the_columns_that_it_is_made_of() -> None:
+    (row,) = answered_rows([DataRow("f:7", UNKNOWN)], dataset(chat=True, **RENAMED))
+    with pytest.raises(InvalidData, match="f:7: fields `question` and `solution`: character 'x' is not in"):
+        prepare_conversation(row, TOKENIZER, 20)
 
 
 def test_of_a_missing_answer_the_fault_names_only_columns_that_the_file_has() -> None:

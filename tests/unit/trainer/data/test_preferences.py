@@ -150,8 +150,8 @@ REFUSED = [
     ({"messages": ASKED, "chosen": [GOOD | {"id": "7"}], "rejected": [GOOD]}, "are the same to the policy"),
     ({"messages": ASKED, "chosen": [GOOD | {"tool_calls": []}], "rejected": [GOOD]}, "are the same to the policy"),
     ({**TEXT, "chosen": "1" * 20}, "f:1: field `chosen`: the row has 24 tokens; rollout.engine.maxContext allows 12"),
-    ({**TEXT, "chosen": []}, "field `chosen`: field `messages` must be a list with at least one message"),
-    ({**TEXT, "chosen": [turn("boss", "1")]}, r"field `chosen`: messages\[0\].role must be one of"),
+    ({**TEXT, "chosen": []}, "f:1: field `chosen` must be a list with at least one message"),
+    ({**TEXT, "chosen": [turn("boss", "1")]}, r"f:1: chosen\[0\].role must be one of"),
     ({"chosen": ASKED, "rejected": [*ASKED, BAD]}, "field `chosen`: field `messages`: the assistant's turns are empty"),
     (
         {"chosen": [turn("user", "1="), GOOD], "rejected": [turn("user", "2="), BAD]},
