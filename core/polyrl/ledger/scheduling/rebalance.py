@@ -73,6 +73,9 @@ REST_S: Final = 5.0
 MUCH_SHARE: Final = 0.5
 """Share of the remaining time that lets it move again at once: it tried an engine that turned out slow."""
 
+READS_AT_MOST: Final = 2
+"""Times as long as the trainer's own engines a sample that tries an engine may read there, besides a window."""
+
 TAKERS: Final = 8
 """Engines with room that are looked at per event, the fastest first."""
 
@@ -165,7 +168,7 @@ def _slow(transition: Transition, costs: Costs, room: Room) -> list[LeasedEngine
     tried = itertools.islice(transition.fleet.tried(), GIVERS)
     givers = itertools.chain(tried, itertools.islice(reading, GIVERS), slow)
     able = (e for e in givers if e.expected_running and not (e.draining or e.silent or _must_give(state, e, now)))
-    return list(itertools.islice((e for e in able if not _is_unmeasured(state, e, now)), GIVERS))
+    return list(itertools.islice((e for e in able if not _is_unmeasured(transition, costs, e)), GIVERS))
 
 
 def _movable(transition: Transition, costs: Costs, givers: list[LeasedEngine]) -> list[_Movable]:
@@ -198,14 +201,18 @@ def _seen_step(transition: Transition, costs: Costs, engine: LeasedEngine, numbe
     sample = state.samples[assignment.sample]
     made = assignment.length - sample.spans[-1].start if assignment.begun else 0
     unread = len(state.groups[sample.group].group.prompt_ids) // 4 + assignment.length - made
-    # It is taken to read as the trainer's own engines do: by what they need for a step nobody knows what reading takes.
-    known = [one.prefill_s for one in transition.fleet.reserved() if one.prefill_s]
-    prefill_s = engine.prefill_s or (sum(known) / len(known) if known else costs.pace(engine).prefill_s)
+    prefill_s = engine.prefill_s or _prefill_at_home(transition, costs, engine)
     # Of short prompts nobody counts what is read; those that came with it are about as long.
     among = engine.read_tokens + engine.unread if engine.reading else unread * engine.starting
     read_s = prefill_s * max(unread, among)
     seconds = transition.now - assignment.at - (1 if made else 2) * read_s
     return seconds / (made + 1) if seconds >= speed.SEEN_S else 0.0
+
+
+def _prefill_at_home(transition: Transition, costs: Costs, engine: LeasedEngine) -> float:
+    """Seconds to read a token, as the trainer's own engines do: by what one needs for a step nobody knows that."""
+    known = [one.prefill_s for one in transition.fleet.reserved() if one.prefill_s]
+    return sum(known) / len(known) if known else costs.pace(engine).prefill_s
 
 
 def _unread(state: LedgerState, engine: LeasedEngine) -> dict[int, int]:
@@ -225,13 +232,16 @@ def _priority(state: LedgerState, number: int) -> int:
     return state.groups[state.samples[state.assignments[number].sample].group].key[0]
 
 
-def _is_unmeasured(state: LedgerState, engine: LeasedEngine, now: float) -> bool:
+def _is_unmeasured(transition: Transition, costs: Costs, engine: LeasedEngine) -> bool:
     """What it runs is to measure it, and has not yet; or it has just greeted, and what it holds is on its way."""
+    now, first = transition.now, transition.state.assignments[next(iter(engine.running))]
     if engine.on_trial and len(engine.running) == 1:
-        return True
+        # It may read what was taken from it before, for as long as its old measure was bad.
+        may_read_s = READS_AT_MOST * first.reading * _prefill_at_home(transition, costs, engine)
+        return not first.reading or now < first.at + may_read_s + speed.WINDOW_S
     if engine.token_at >= engine.greeted_at or now >= engine.greeted_at + REST_S:
         return False
-    return state.assignments[next(iter(engine.running))].at < engine.greeted_at
+    return first.at < engine.greeted_at
 
 
 def _rests(transition: Transition, number: int, *, forced: bool) -> bool:

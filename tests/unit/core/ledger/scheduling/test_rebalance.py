@@ -252,6 +252,22 @@ def test_short_prompts_that_came_together_are_read_before_a_new_engine_shows_tha
     assert any(one.recall_cause for one in stage.ledger.state.assignments.values()) is leaves
 
 
+@pytest.mark.parametrize(("waited_s", "leaves"), [(1.0, False), (3.0, True)], ids=["a little", "a window longer"])
+def test_what_tries_an_engine_reads_there_no_longer_than_twice_as_at_home(waited_s: float, leaves: bool) -> None:
+    """The engine read what it had been given before, for 26 s, while the trainer's own idled: the step took 1.8 times
+    as long as on that alone."""
+    stage = Stage()
+    stage.engine("own", Pool.RESERVED, max_running=64, kv_tokens=100_000, max_context=10_000)
+    stage.engine("slow", max_running=64, kv_tokens=100_000, max_context=10_000)
+    own, slow = (stage.ledger.state.engines[name] for name in ("own", "slow"))
+    own.step_scale, slow.step_scale = 10.0, 0.03
+    stage.submit(1, prompt_ids=pack_ids([5] * 5_000))
+    assert stage.placed()["slow"] == ["0.0"]
+    own.step_scale, own.prefill_s, slow.step_scale, slow.on_trial = 0.03, 0.0001, 0.3, True
+    stage.pass_time_heard(waited_s)
+    assert any(one.recall_cause for one in stage.ledger.state.assignments.values()) is leaves
+
+
 # --- engines that give no token ---------------------------------------------------------------------------------------
 
 
