@@ -6,6 +6,9 @@ Any other exception is a bug in PolyRL and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -19,6 +22,8 @@ from polyrl_cli.commands.options import RUN_FAILED, echo
 USER_ERROR: Final = 2
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
+DISK_REFUSES: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk, a quota, a limit of a file's size."""
 
 
 class _Commands(TyperGroup):
@@ -108,8 +113,26 @@ def version() -> None:
 
 def main() -> None:
     """Entry point of the `polyrl` command."""
+    _take_streams()
     with interpreter.prompt_exit():
-        app()
+        try:
+            app()
+        except OSError as error:
+            if error.errno not in DISK_REFUSES or error.filename is not None:
+                raise
+            interpreter.unwritten(error)
+            raise SystemExit(RUN_FAILED) from None
+
+
+def _take_streams() -> None:
+    """What a terminal of another encoding cannot show is spelled out; a stream that whoever called has closed goes
+    nowhere, and no file that is opened later is taken for it."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+        else:
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ def loading() -> Iterator[None]:
 
 _code: list[int] = []
 """What this process ends with, once that is known."""
+_unwritten: list[OSError] = []
+"""Why output was not written."""
 
 
 @contextmanager
@@ -49,7 +51,26 @@ def prompt_exit() -> Iterator[None]:
 @atexit.register
 def _end() -> None:
     if _code:
-        os._exit(_code[-1] if flushed() or _code[-1] else 1)
+        written = flushed() and not _unwritten
+        os._exit(_code[-1] if written or _code[-1] else 1)
+
+
+def unwritten(error: OSError) -> None:
+    """A disk refused what was printed. That is said, nothing more is printed, what is under way goes on, and the
+    process makes no success of it."""
+    _report(error)
+    _unwritten.append(error)
+    drop_output()
+
+
+def drop_output() -> None:
+    """Nobody gets what is printed from now on, or what still waits in a buffer."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report(error: OSError) -> None:
+    with suppress(OSError, ValueError):
+        print(f"not all of the output was written: {error}", file=sys.stderr, flush=True)
 
 
 def flushed() -> bool:
@@ -64,7 +85,6 @@ def flushed() -> bool:
             with suppress(BrokenPipeError, ValueError):
                 stream.flush()
     except OSError as error:
-        with suppress(OSError, ValueError):
-            print(f"not all of the output was written: {error}", file=sys.stderr, flush=True)
+        _report(error)
         return False
     return True

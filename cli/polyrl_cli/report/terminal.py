@@ -7,7 +7,6 @@ read as markup, and what a terminal would obey is spelled out.
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Iterable
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from polyrl import interpreter
 from polyrl.history.foreign_text import printable
 
 WIDTH_ELSEWHERE: Final = 120
@@ -26,14 +26,14 @@ class Terminal(Console):
     def on_broken_pipe(self) -> None:
         """Whoever read has gone, as `head` does: what is under way goes on, unseen."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        interpreter.drop_output()
 
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
         except OSError as error:
             if error.errno != errno.EIO:  # so a terminal answers whose window was closed
-                raise
+                interpreter.unwritten(error)
             self.on_broken_pipe()
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

@@ -1,4 +1,4 @@
-"""Who reads what a command prints may go at any time."""
+"""Who reads what a command prints may go at any time, a disk may refuse it, a terminal may not show all of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import pty
 import subprocess
 import sys
+
+import pytest
 
 PROGRAM = """
 import sys
@@ -42,3 +44,45 @@ def test_nor_when_the_terminals_window_is_closed() -> None:
         os.close(window)
         _, errors = shown.communicate("\n", timeout=60)
     assert (errors, shown.returncode) == ("went on\n", 0)
+
+
+FULL = "not all of the output was written: [Errno 28] No space left on device\n"
+
+
+def test_nor_when_the_disk_of_its_log_is_full_but_that_is_no_success() -> None:
+    """`polyrl run > log` died with a traceback, and left no summary."""
+    program = f"from polyrl import interpreter\nwith interpreter.prompt_exit():\n{indented(PROGRAM)}"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], input=b"\n", stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert (done.stderr.decode(), done.returncode) == (f"{FULL}went on\n", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "shell", "status", "shown"),
+    [
+        ("version", ">/dev/full", 1, FULL),
+        ("--help", ">/dev/full", 1, FULL),
+        ("ls", ">/dev/full", 1, FULL),
+        ("ls", ">&-", 0, ""),
+        ("ls gone", "2>&-", 2, ""),
+    ],
+)
+def test_a_command_whose_output_goes_nowhere_ends_in_a_sentence(
+    words: str, shell: str, status: int, shown: str
+) -> None:
+    line = f"exec {sys.executable} -m polyrl_cli.app {words} {shell}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (status, shown)
+
+
+def test_what_a_terminal_of_another_encoding_cannot_show_is_spelled_out() -> None:
+    argv = [sys.executable, "-m", "polyrl_cli.app", "ls", "réwards →".encode()]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(argv, env=environment, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.decode("latin-1")) == (2, "réwards \\u2192: no such folder\n")
+
+
+def indented(program: str) -> str:
+    return "".join(f"    {line}\n" for line in program.splitlines())
