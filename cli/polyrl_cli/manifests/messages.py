@@ -131,7 +131,7 @@ def _text(error: ErrorDetails, path: FieldPath) -> str:
     given = shown(error["input"])
     if isinstance(error["input"], list | dict):
         return f"needs text, not {given}"
-    return f'{given} is not text; put it in quotes: "{given}"'
+    return f"{given} is not text; put it in quotes, as it stands there"
 
 
 def _choice(error: ErrorDetails, path: FieldPath) -> str:

@@ -14,6 +14,7 @@ from shlex import quote
 from typing import Final
 
 from polyrl.errors import UserError
+from polyrl_cli.manifests.yaml_source import parse
 
 MAX_NAME: Final = 46
 """Characters of a job's name."""
@@ -150,7 +151,7 @@ STARTERS: Final = {
 def init_lines(folder: Path, task: Task = Task.DIGITS) -> list[str]:
     """Writes the files and says what to do next. Raises UserError when one of them is there already."""
     name = job_name(folder.resolve().name)
-    files = {file: content.replace("{name: NAME}", f"{{name: {name}}}") for file, content in STARTERS[task].items()}
+    files = {file: content.replace("{name: NAME}", f"{{name: {as_text(name)}}}") for file, content in STARTERS[task].items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
@@ -161,6 +162,11 @@ def init_lines(folder: Path, task: Task = Task.DIGITS) -> list[str]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
     return [f"{folder}: {', '.join(files)}", f"next: polyrl validate {quote(str(folder / 'job.yaml'))}"]
+
+
+def as_text(name: str) -> str:
+    """The name as YAML holds it: in quotes where it would be read as a number, as `007` would, or as `no`."""
+    return name if parse(name, "name").data == name else f'"{name}"'
 
 
 def job_name(text: str) -> str:

@@ -112,6 +112,8 @@ FIELDS = [
     ("rl: [{path: rl.jsonl}]", "rl: [{weight: 2}]", 13, "spec.recipe.data.rl[0].path", "is required (jSONL"),
     ("rl: [{path: rl.jsonl}]", "rl: [rl.jsonl]", 13, "spec.recipe.data.rl[0]", "needs fields (key: value), not 'rl.jsonl'"),
     ("rl: [{path: rl.jsonl}]", "rl: [{path: 7}]", 13, "spec.recipe.data.rl[0].path", "7 is not text; put it in quotes"),
+    # A file of that name would be written 007; "7.0" was what the sentence said to write.
+    ("rl: [{path: rl.jsonl}]", "rl: [{path: 007}]", 13, "spec.recipe.data.rl[0].path", "7.0 is not text; put it in quotes, as it stands there"),
     ("rl: [{path: rl.jsonl}]", "rl: [{path: ''}]", 13, "spec.recipe.data.rl[0].path", "is empty"),
     ("    reward: {function: \"reward:score\"}\n", "", 6, "spec.recipe.reward", "mode sft+rl needs a reward function"),
     ('"reward:score"', '"reward.score"', 22, "spec.recipe.reward.function", "'reward.score' is not of the form module:function"),

@@ -35,6 +35,12 @@ def test_what_is_written_is_valid(tmp_path: Path, task: Task) -> None:
     check_files(job, folder / "job.yaml")
 
 
+@pytest.mark.parametrize("name", ["007", "2026", "1e3", "0x10", "no", "null"])
+def test_a_folder_whose_name_looks_like_a_number_names_its_job_all_the_same(tmp_path: Path, name: str) -> None:
+    init_lines(tmp_path / name)
+    assert load_manifest(tmp_path / name / "job.yaml").metadata.name == name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", Task)
 def test_the_test_of_the_reward_passes(tmp_path: Path, task: Task) -> None:
