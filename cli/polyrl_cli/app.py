@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import typer
@@ -132,7 +133,8 @@ def _take_streams() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
         else:
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # of a stream that cannot say where it stands; it is done by then
+                stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

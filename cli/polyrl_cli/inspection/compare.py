@@ -32,6 +32,8 @@ def compare_runs(runs: Sequence[Path], plot: Path | None, *, as_json: bool) -> N
     """Prints the comparison, and draws it where a file is named. Raises UserError for a run that is not there."""
     if len(runs) < 2:
         raise UserError("name two runs or more; `polyrl ls` lists them")
+    if plot is not None and not plot.suffix:  # matplotlib would add one, and write another file
+        raise UserError(f"--plot {plot}: name a file that ends in .png, .svg or .pdf")
     now = time.time()
     facts = [read_facts(find_run(run), now) for run in runs]
     names = run_labels(facts)

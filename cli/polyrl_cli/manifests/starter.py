@@ -151,7 +151,9 @@ STARTERS: Final = {
 def init_lines(folder: Path, task: Task = Task.DIGITS) -> list[str]:
     """Writes the files and says what to do next. Raises UserError when one of them is there already."""
     name = job_name(folder.resolve().name)
-    files = {file: content.replace("{name: NAME}", f"{{name: {as_text(name)}}}") for file, content in STARTERS[task].items()}
+    files = {
+        file: content.replace("{name: NAME}", f"{{name: {as_text(name)}}}") for file, content in STARTERS[task].items()
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:

@@ -6,9 +6,17 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from polyrl.errors import UserError
 from polyrl.history.foreign_text import json_line
 from polyrl.history.results import Course, EvaluationPoint
-from polyrl_cli.inspection.compare import comparison, differing_settings, flattened, result_rows, run_labels
+from polyrl_cli.inspection.compare import (
+    compare_runs,
+    comparison,
+    differing_settings,
+    flattened,
+    result_rows,
+    run_labels,
+)
 from polyrl_cli.inspection.run_facts import LocalRunState, RunFacts
 from polyrl_cli.inspection.runs import age_text, as_object, evaluation_text, runs_table, short_path, steps_text
 
@@ -158,3 +166,10 @@ def test_a_comparison_fits_and_obeys_nothing(width: int) -> None:
     assert all(len(line) <= width for line in text.splitlines())
     assert text.replace(".recipe", "").count("y") == 90
     assert "\x1b[2J" not in text
+
+
+@pytest.mark.parametrize("name", ["compared", ""])
+def test_a_picture_of_no_kind_is_refused_before_a_run_is_read(name: str) -> None:
+    """`drawn in compared` was said, and compared.png was written; of an empty name, .png."""
+    with pytest.raises(UserError, match=r"^--plot .*: name a file that ends in \.png, \.svg or \.pdf$"):
+        compare_runs([Path("one"), Path("other")], Path(name), as_json=True)
