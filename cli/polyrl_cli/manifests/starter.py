@@ -14,7 +14,6 @@ from shlex import quote
 from typing import Final
 
 from polyrl.errors import UserError
-from polyrl_cli.manifests.yaml_source import parse
 
 MAX_NAME: Final = 46
 """Characters of a job's name."""
@@ -168,6 +167,8 @@ def init_lines(folder: Path, task: Task = Task.DIGITS) -> list[str]:
 
 def as_text(name: str) -> str:
     """The name as YAML holds it: in quotes where it would be read as a number, as `007` would, or as `no`."""
+    from polyrl_cli.manifests.yaml_source import parse  # --help loads this module, and no YAML
+
     return name if parse(name, "name").data == name else f'"{name}"'
 
 
