@@ -8,9 +8,9 @@ The sample that would finish last goes first, to where it costs least. It moves 
 GAIN_S and GAIN_SHARE of `stay`, since the numbers are estimates and a wrong move costs what a right one gains, and only
 if what the other engine runs already still ends before `stay`: else the move would put the step's end off. Hysteresis:
 a sample that moved stays put for REST_S unless it gains MUCH_SHARE, and one that tries an engine stays until that is
-measured, if it does not read for far longer than at home. To an engine of the trainer's own it returns as soon as that is sooner by HOME_SHARE: a step may lose no more
-against the reserved engines alone, and nothing leaves those for as little. An engine that greets anew is asked for what
-it holds: before that has come, nothing of it is generated elsewhere.
+measured, or reads far longer than at home. To an engine of the trainer's own it returns as soon as that is sooner by
+HOME_SHARE: a step may lose no more against the reserved engines alone, and nothing leaves those for as little. An
+engine that greets anew is asked for what it holds: before that has come, nothing of it is generated elsewhere.
 
 An engine that has many prompts to read, since it was the first of all with a step's weights, gives up those that it has
 not come to. Others take them one by one: what is on its way there has to be read as well.
