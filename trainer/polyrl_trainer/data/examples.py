@@ -178,9 +178,11 @@ def prepare_finished_groups(rows: Iterable[DataRow], tokenizer: Tokenizer, max_t
     groups = []
     for number, (name, group_rows) in enumerate(members.items()):
         groups.append(tuple(_finished(row, tokenizer, max_tokens, number) for row in group_rows))
-        for row in group_rows[1:]:
-            if _shown_first(row) != _shown_first(group_rows[0]):
-                raise row.refuse(f"field `group`: {name!r} is that of another prompt at {group_rows[0].place}")
+        # Tokens are compared with tokens: of some samples only the text may be known.
+        for alike, shown in ((group_rows, _shown_first), ([row for row in group_rows if _read(row)], _read)):
+            for row in alike[1:]:
+                if shown(row) != shown(alike[0]):
+                    raise row.refuse(f"field `group`: {name!r} is that of another prompt at {alike[0].place}")
     return groups
 
 
@@ -194,12 +196,14 @@ def what_was_asked(row: DataRow) -> str | list[Message]:
     return [*greeting, *takewhile(lambda message: message["role"] != "assistant", messages[len(greeting) :])]
 
 
-def _shown_first(row: DataRow) -> tuple[object, ...]:
-    """What a group's samples share: what was asked, of a prompt of messages all of it, the tools for it, and the tokens
-    that engines read, where they are given."""
-    tokens = row.fields.get("tokens") and row.fields["tokens"][: row.fields["prompt_length"]]
-    asked = isinstance(row.fields.get("prompt"), list) and row.fields["prompt"]
-    return what_was_asked(row), asked, tools_field(row), tokens
+def _shown_first(row: DataRow) -> object:
+    """What a group's samples share: what was asked, of a prompt of messages all of it, and the tools for it."""
+    return what_was_asked(row), isinstance(row.fields.get("prompt"), list) and row.fields["prompt"], tools_field(row)
+
+
+def _read(row: DataRow) -> object:
+    """Token ids that an engine read before it answered; nothing where they are not given."""
+    return row.fields.get("tokens") and row.fields["tokens"][: row.fields["prompt_length"]]
 
 
 def _group_name(row: DataRow) -> str | int:

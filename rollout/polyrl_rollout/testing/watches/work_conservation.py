@@ -72,7 +72,7 @@ class WorkConservation:
             for engine in able
             if self._is_far_better(state, engine, one)
         }
-        for place, (*_, number) in enumerate(state.queue[: len(able)]):
+        for place, number in enumerate(heads):
             long = [
                 (name, now - since)
                 for (name, group), since in self._room_since.items()

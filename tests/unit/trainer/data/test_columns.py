@@ -220,6 +220,15 @@ def test_groups_tell_prompts_apart_by_the_tokens_that_engines_read() -> None:
         prepare_finished_groups(rows, TOKENIZER, 20)
 
 
+def test_a_group_may_know_the_tokens_of_some_samples_only() -> None:
+    given = {"prompt": "1=", "response": "1"} | OFFLINE
+    tokens = {"tokens": [1, 1, 2], "prompt_length": 2}
+    (group,) = prepare_finished_groups(
+        [DataRow(f"f:{n}", given | more) for n, more in enumerate([tokens, {}])], TOKENIZER, 20
+    )
+    assert len(group) == 2
+
+
 def test_a_finished_conversation_ends_with_the_answer() -> None:
     with pytest.raises(InvalidData, match=r"f:1: field `messages` must end with the assistant's answer"):
         prepare_finished_groups([DataRow("f:1", {"messages": [ASSISTANT, USER]} | OFFLINE)] * 2, TOKENIZER, 20)
