@@ -34,7 +34,7 @@ from polyrl.wire import (
     WeightsLoaded,
     pack_ids,
 )
-from polyrl_rollout.engines.trial import FIRST_TOKENS, LONGEST_S, NEW_TOKENS, READ_TOKENS
+from polyrl_rollout.engines.trial import AGAIN_S, FIRST_TOKENS, LONGEST_S, NEW_TOKENS, READ_TOKENS
 from polyrl_rollout.testing.flow import Decoding, Flow, FlowEngine
 
 LONGEST_STEP_S: Final = 0.5
@@ -58,8 +58,10 @@ class Engine(FlowEngine):
     heartbeat_at: float = 0.0
     loaded_at: float = inf
     loading: int = -1
-    tried: bool = False
-    """Its agent has tried it, which it does before the first sample."""
+    tried_at: float = -inf
+    """When its agent had tried it last, which it does before the first sample."""
+    idle_at: float = 0.0
+    """Since when it has had nothing to do, or was tried last."""
     mail: list[Any] | None = None
     """What came while it was paused."""
     made: float = 0.0
@@ -85,8 +87,15 @@ class Engine(FlowEngine):
         knows_read = first_s + READ_TOKENS * read_s + 2 * step_s < LONGEST_S
         return (step_s if knows_step else 0.0, read_s if knows_read else 0.0, seconds)
 
+    def tried_again_at(self) -> float:
+        """When it will have been, if nothing comes until then. A sample that comes ends a trial."""
+        tries = self.pool is Pool.SPOT and self.version >= 0 and self.loading < 0 and not self.decoding
+        return self.idle_at + AGAIN_S + self.trial()[2] if tries else inf
+
     def advance(self, now: float) -> None:
         """Decodes up to now."""
+        if self.decoding:
+            self.idle_at = now
         if now > self.at:
             before = sum(run.position for run in self.decoding.values())
             gone = dict(self.decoding)
@@ -108,7 +117,7 @@ class Engine(FlowEngine):
         """When something of its own happens."""
         if self.frozen:
             return inf
-        own = min(self.loaded_at, self.heartbeat_at + 1.0)
+        own = min(self.loaded_at, self.heartbeat_at + 1.0, self.tried_again_at())
         if self.stuck or not self.decoding:
             return own
         ready = self.ready(self.at)
@@ -272,23 +281,31 @@ class World(Flow):
         self._advance(engine)
         if engine.loaded_at <= self.now:
             engine.version, engine.loading, engine.loaded_at = engine.loading, -1, inf
-            step_s, read_s, _ = engine.trial()
-            self.agent(
-                engine.name,
-                WeightsLoaded(
-                    engine.version,
-                    0.1,
-                    load_seconds=self.workload.load_s,
-                    bytes_pulled=100,
-                    step_seconds=step_s,
-                    read_seconds=read_s,
-                ),
-            )
+            engine.tried_at = self.now if engine.tried_at == -inf else engine.tried_at
+            engine.idle_at = max(engine.idle_at, self.now - AGAIN_S)  # not sooner: it loaded
+            self._say_loaded(engine)
+        if engine.tried_again_at() <= self.now:
+            engine.tried_at = engine.idle_at = self.now
+            self._say_loaded(engine)
         if self.now >= engine.heartbeat_at + 1.0:
             engine.heartbeat_at = self.now
             self.agent(engine.name, Heartbeat(len(engine.decoding), 0, kv_free_tokens=engine.kv_free()))
         for frame in engine.protocol.book.pack(self.now, LONGEST_STEP_S, flush=True):
             self.agent(engine.name, frame)
+
+    def _say_loaded(self, engine: Engine) -> None:
+        """What it serves, and what its agent has tried."""
+        step_s, read_s, _ = engine.trial()
+        loaded = WeightsLoaded(
+            engine.version,
+            0.1,
+            load_seconds=self.workload.load_s,
+            bytes_pulled=100,
+            step_seconds=step_s,
+            read_seconds=read_s,
+            tried_seconds_ago=self.now - engine.tried_at,
+        )
+        self.agent(engine.name, loaded)
 
     def _deliver(self) -> None:
         for name, message in self._mail:
@@ -301,8 +318,8 @@ class World(Flow):
         assert isinstance(engine, Engine)
         self._advance(engine)
         if isinstance(message, Announce):
-            trying_s = 0.0 if engine.tried else engine.trial()[2]
-            engine.loading, engine.tried = message.version, True
+            trying_s = engine.trial()[2] if engine.tried_at == -inf else 0.0
+            engine.loading = message.version
             engine.loaded_at = self.now + self.workload.load_s + trying_s
         elif isinstance(message, StartDrain):
             engine.protocol.draining = True
@@ -321,6 +338,8 @@ class World(Flow):
         if step:
             self.publish(step)
         self._submit(step)
+        self._learn()
+        self._deliver()  # now: messages take milliseconds, and the next event may be half a second away
         while self.missing > 0 and self.now < began + limit_s:
             self.step()
         for batch in self._batches:

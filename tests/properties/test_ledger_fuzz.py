@@ -86,7 +86,7 @@ FIELDS: Final[dict[str, st.SearchStrategy[Any]]] = {
     **dict.fromkeys(("kv_tokens", "positions"), st.sampled_from([-1, 0, 1, 12, 30, 50])),
     **dict.fromkeys(("fresh", "covers", "alone", "ok", "sleeps", "asleep"), st.booleans()),
     **dict.fromkeys(("deadline_s", "seconds", "reward", "pull_seconds", "load_seconds"), seconds),
-    **dict.fromkeys(("wait_seconds", "verify_seconds", "step_seconds", "read_seconds"), seconds),
+    **dict.fromkeys(("wait_seconds", "verify_seconds", "step_seconds", "read_seconds", "tried_seconds_ago"), seconds),
     **dict.fromkeys(("reason", "detail", "message", "phase", "trainer", "leaving_reason"), texts),
     **dict.fromkeys(("endpoint", "public_key"), texts),
     **dict.fromkeys(("manifest_hash", "content", "receipt", "peer_key"), hashes),

@@ -371,7 +371,7 @@ class EngineServing(Event, frozen=True):
 
 
 class EngineTried(Event, frozen=True):
-    """An engine that was not measured, by its agent: seconds per step of one sequence, and per token that is read."""
+    """An engine without measure or work, by its agent: seconds per step of one sequence, and per token that is read."""
 
     engine: str
     at: float

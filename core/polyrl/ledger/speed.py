@@ -5,8 +5,8 @@ of them one token; reading n tokens takes `n * prefill_s`. Tokens that arrive ar
 one observation (b, seconds per step). `half_batch` is the slope of a straight line through the last windows, once they
 differ enough in b; `step_s` is a smoothed mean. `prefill_s` comes from first tokens: from the first Assign of a
 time of reading to its last first token, by the tokens that were read. Before its first window an engine is as fast as
-its agent has tried it, if it has. What an engine that has been idle for STALE_S says in its next window counts whole:
-nothing is known of it any more.
+its agent has tried it, if it has; what it tries anew of an engine that has had no work for a while counts as the first
+time. Of one that has been idle for STALE_S without that nothing is known any more: its next window counts whole.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ MIN_READ: Final = 512
 
 TRIED_STEP_S: Final = (1e-5, 2.0)
 """What an agent may say of a step: less is a matter of clocks, and for more it does not try."""
+
+TRIED_IDLE_S: Final = 10.0
+"""What an agent has tried counts after so long without a token, a sample or another trial: more often it says nothing
+that is not known, and each is written down."""
+
+AS_MEASURED: Final = 1.25
+"""What was tried within so many times what was measured, either way, confirms it: that is of more tokens."""
 
 WINDOW_S: Final = 1.0
 """Tokens are counted over at least this long before they count as speed; evens out frames and prefills."""
@@ -115,9 +122,12 @@ def mean_step(engines: Iterable[LeasedEngine]) -> float:
 
 def is_stale(engine: LeasedEngine, now: float) -> bool:
     """Whether it has worked, or was tried, and then been idle for so long that its measurement is to be tried."""
-    shown_at = max(engine.token_at, engine.tried_at)
-    idle = not engine.running and shown_at > -inf
-    return idle and max(shown_at, engine.assigned_at) <= now - STALE_S
+    return max(engine.token_at, engine.tried_at) > -inf and _is_idle_since(engine, now - STALE_S)
+
+
+def _is_idle_since(engine: LeasedEngine, at: float) -> bool:
+    """Whether nothing was asked of it, or heard of its speed, from then on."""
+    return not engine.running and max(engine.token_at, engine.tried_at, engine.assigned_at) <= at
 
 
 def tokenless_s(engine: LeasedEngine) -> float:
@@ -130,27 +140,33 @@ def tokenless_s(engine: LeasedEngine) -> float:
     return engine.heard_at - since
 
 
-def end_trial(engine: LeasedEngine, tokens: int, seconds: float) -> None:
+def end_trial(engine: LeasedEngine, tokens: int, seconds: float, *, reads: bool) -> None:
     """Part of `apply`: a sample left that had `tokens` made in so many seconds. Of an engine that was not measured, at
     most tried by its agent, that is what is known: else it would be tried again and again. Its next window replaces
-    it."""
-    shown = engine.step_scale and (engine.on_trial or engine.line != NO_LINE)
+    it. While an engine `reads`, what its agent has tried says more."""
+    shown = engine.step_scale and (engine.on_trial or engine.line != NO_LINE or reads)
     if shown or engine.pool is Pool.RESERVED or seconds < SEEN_S:
         return
     seen = engine.window_load / engine.window_tokens if engine.window_tokens else seconds / (tokens + 1)
     engine.step_scale, engine.on_trial = seen, True
 
 
-def is_news(engine: LeasedEngine, step_s: float) -> bool:
-    """Whether an agent's trial of its engine says what is not known; of what generates, tokens say it."""
+def is_news(engine: LeasedEngine, step_s: float, tried_at: float) -> bool:
+    """Whether what an agent has tried of its engine, at `tried_at`, is not known; of what generates, tokens say it."""
     shortest, longest = TRIED_STEP_S
-    return not engine.step_scale and shortest <= step_s <= longest
+    unknown = not engine.step_scale or _is_idle_since(engine, tried_at - TRIED_IDLE_S)
+    return unknown and shortest <= step_s <= longest
 
 
 def take_trial(engine: LeasedEngine, step_s: float, read_s: float, at: float) -> None:
-    """Part of `apply`: what its agent has tried. Its first window replaces it."""
-    engine.step_scale, engine.tried_at = step_s / (1 + 1 / HALF_BATCH), at
-    engine.prefill_s = engine.prefill_s or (read_s if 0 < read_s <= step_s else 0.0)
+    """Part of `apply`: what its agent has tried. Its next window replaces that."""
+    engine.tried_at, before = at, engine.step_scale
+    scale = step_s / (1 + 1 / (engine.half_batch or HALF_BATCH))
+    if before and before / AS_MEASURED <= scale <= before * AS_MEASURED:
+        return
+    tried_s = read_s if 0 < read_s <= step_s else 0.0
+    engine.prefill_s = (tried_s or engine.prefill_s) if before else (engine.prefill_s or tried_s)
+    engine.step_scale, engine.on_trial, engine.line = scale, False, NO_LINE
 
 
 def smoothed(old: float, new: float) -> float:

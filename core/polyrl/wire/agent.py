@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from enum import StrEnum
+from math import inf
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -166,6 +167,8 @@ class WeightsLoaded(Message, frozen=True, tag="serving"):
     """Per decoding step of one sequence, as the agent has tried its engine before the first sample; 0: it has not."""
     read_seconds: float = 0.0
     """The same, per token of a prompt."""
+    tried_seconds_ago: float = inf
+    """When that was; an engine without work is tried anew, and this message sent again."""
 
 
 class WeightsFailed(Message, frozen=True, tag="wfail"):

@@ -74,6 +74,7 @@ def main(  # noqa: PLR0913 - one argument per flag
         print(error, file=sys.stderr)
         sys.exit(EXIT_USER)
 
+    engine_spec = manifest.spec.reserved_engine if pool is Pool.RESERVED else manifest.spec.rollout.engine
     settings = AgentSettings(
         lambda: manager if manager_endpoints is None else read_endpoint(manager_endpoints, run_epoch),
         agent_keys,
@@ -83,8 +84,8 @@ def main(  # noqa: PLR0913 - one argument per flag
         drain_s=float(manifest.spec.rollout.drain_seconds),
         seed=manifest.spec.recipe.seed,
         rdma_devices=mooncake.rdma_devices if (mooncake := manifest.spec.rollout.mooncake) else None,
+        tries_idle=pool is Pool.SPOT and engine_spec.type is not EngineType.EMBEDDED,
     )
-    engine_spec = manifest.spec.reserved_engine if pool is Pool.RESERVED else manifest.spec.rollout.engine
     shares = pool is Pool.RESERVED and manifest.spec.trainer.reserved_sleep is not ReservedSleep.NEVER
     engine = choose_engine(engine_spec, sleeps=shares and not os.environ.get(ENGINE_APART))
     cloud = asked_cloud(manifest.spec.rollout.capacity, pool)

@@ -28,11 +28,12 @@ from polyrl.wire import HandBackReason
 from polyrl.worker import TEMPORARY_EXIT
 from polyrl_rollout.agent.conversation import AgentSettings, Conversation
 from polyrl_rollout.agent.generating import Generation
+from polyrl_rollout.agent.idle_trials import IdleTrials
 from polyrl_rollout.agent.protocol import AgentProtocol
 from polyrl_rollout.agent.rest import RestOrders, Sleeper
 from polyrl_rollout.agent.stop_strings import read_tokenizer
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, EngineLost, InferenceEngine, LoadSeconds
-from polyrl_rollout.engines.trial import try_engine
+from polyrl_rollout.engines.trial import Trial, try_engine
 from polyrl_rollout.weights.lent import LoanReader
 from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.puller import Pulled, Puller
@@ -90,6 +91,7 @@ class Agent:
             begin_waking=lambda: self.spawn(self._wake()),
             confirm_awake=self._confirm_awake,
         )
+        self._idle_trials = IdleTrials(idle_since=self._idle_since, try_engine=self._try_engine, tell=self._tried_anew)
         self._changing = asyncio.Lock()
         """Held by who changes the engine's weights or memory."""
         self._newest: Pulled | None = None
@@ -109,7 +111,7 @@ class Agent:
         """Until drained, fenced for good, or broken. Returns EXIT_DONE, EXIT_FAILED or TEMPORARY_EXIT."""
         with zmq.Context() as context:
             works = (self._send_tokens(), self._send_heartbeats(), self._versions.run(), self._watch_engine())
-            for work in (self.manager.run(context), *works, self._sleeper.run()):
+            for work in (self.manager.run(context), *works, self._sleeper.run(), self._idle_trials.run()):
                 self.spawn(work)
             try:
                 code, why = await self._ended
@@ -194,6 +196,7 @@ class Agent:
         if isinstance(accepted, wire.HandBack | wire.PrefixUnknown):
             self._send(accepted)
         elif accepted is not None:
+            self._idle_trials.cut_short()
             self._generation.start(accepted)
 
     # --- tokens out ---------------------------------------------------------------------------------------------------
@@ -284,9 +287,8 @@ class Agent:
             self._newest, self._versions.sums = pulled, {version: seconds.sum}
             if self._capacity != announced:
                 self._send(self.hello())
-            if self._versions.trial is None:
-                folder, context = pulled.staged.folder, self._capacity.max_context
-                self._versions.trial = await try_engine(self._engine, folder, context)
+            if not self._versions.is_tried:
+                self._versions.note_trial(await self._try_engine(0))
             self._versions.send_loaded(pulled, replace(seconds, wait=seconds.wait + stopped_s))
             return ""
         finally:
@@ -296,6 +298,7 @@ class Agent:
     async def _stop_before(self, version: int) -> None:
         """Stops what does not run on through a switch to `version`: all, unless the engine keeps requests; then what
         may not use it, and what has not begun and is to read its prompt with the new weights."""
+        await self._idle_trials.stop()
         # While there is no room streams are not read, and an engine may merge tokens of two versions.
         if not self._engine.keeps or not self.book.has_room():
             await self._generation.stop_all()
@@ -303,6 +306,20 @@ class Agent:
         for_good = (stream for stream in self.book.unfinished() if stream.assign.max_version < version)
         afresh = (stream for stream in self.book.unfinished() if not self._generation.has_begun(stream))
         await self._generation.stop({stream.assign.assignment for stream in (*for_good, *afresh)})
+
+    async def _try_engine(self, number: int) -> Trial:
+        assert self._newest is not None, "only what has weights is tried"
+        return await try_engine(self._engine, self._newest.staged.folder, self._capacity.max_context, number)
+
+    def _idle_since(self) -> float | None:
+        busy = self._switching or self._protocol.draining or self._rest.asleep or len(self._generation) > 0
+        if busy or not (self._settings.tries_idle and self._versions.is_tried):
+            return None
+        return self._generation.tokens_at
+
+    def _tried_anew(self, trial: Trial) -> None:
+        self._versions.note_trial(trial)
+        self._versions.confirm()
 
     async def _load(self, pulled: Pulled) -> LoadSeconds:
         """Of the load alone: the first one starts the engine, too, whose capacity may turn out to be another than was

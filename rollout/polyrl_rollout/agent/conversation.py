@@ -57,6 +57,9 @@ class AgentSettings:
     """The run's; each sample's draws are seeded from it and the sample's name."""
     rdma_devices: str | None = None
     """By which weights come, where the publisher lends them; empty: by TCP. None: nothing is asked for so."""
+    tries_idle: bool = False
+    """The engine is tried whenever it has had no work for a while. Not one on cores or devices that a learner uses: it
+    would say how fast that one is."""
 
 
 class SessionHandler(Protocol):

@@ -1,8 +1,9 @@
-"""How fast an engine is, tried before its first sample: else a sample shows it, and waits for a slow one meanwhile.
+"""How fast an engine is, tried by its agent: else a sample shows it, and waits for a slow one meanwhile.
 
-A prompt is read and a few tokens are made of it, as of any request; nobody gets them. The first one finds what is not
-compiled or loaded yet, and counts only where no other does. The manager begins with what is said of them: the engine's
-first samples replace that.
+Before the first sample, and again whenever it has had nothing to do for AGAIN_S: a throttled device cools down, a
+neighbour comes or leaves. A prompt is read and a few tokens are made of it, as of any request; nobody gets them. The
+first one finds what is not compiled or loaded yet, and counts only where no other does. The manager begins with what is
+said of them: the engine's next samples replace that.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ READ_TOKENS: Final = 512
 """Of the others: from so many on, reading takes longer than what surrounds it. Less where a context holds less."""
 TRIES: Final = 4
 """With the first: a model may end its answer at once."""
+AGAIN_S: Final = 20.0
+"""Without work for so long an engine is tried anew: what the manager knows of it must not get old (`speed.STALE_S`)."""
 NEW_TOKENS: Final = 16
 """Fifteen steps: their mean is what matters, and an engine that needs 30 ms for each is half a second later."""
 LONGEST_S: Final = 2.0
@@ -68,41 +71,39 @@ class TrialWatch:
         return Trial((self._last - self._first) / self._tokens, (self._first - self._begun) / self._read)
 
 
-async def try_engine(engine: InferenceEngine, model_folder: Path, max_context: int) -> Trial:
+async def try_engine(engine: InferenceEngine, model_folder: Path, max_context: int, number: int = 0) -> Trial:
     """Takes LONGEST_S and ENDS_S at most. An engine that fails is no matter of this: its first sample, or the next look
-    at its health, says so."""
+    at its health, says so. `number`: another one each time, since a prompt that was read before is not read again."""
     watches: list[TrialWatch] = []
-    task = asyncio.create_task(_watch_tries(engine, model_folder, max_context, watches))
+    task = asyncio.create_task(_watch_tries(engine, model_folder, max_context, number, watches))
     try:
         await asyncio.wait((task,), timeout=LONGEST_S)
     finally:
         task.cancel()
-    await asyncio.wait((task,), timeout=ENDS_S)
+        await asyncio.wait((task,), timeout=ENDS_S)
     if task.done() and not task.cancelled() and (error := task.exception()) is not None:
         if not isinstance(error, EngineFailed | RequestRejected):
             raise error
         log.warning("the engine could not be tried", error=str(error))
     first, *others = [watch.trial() for watch in watches] or [Trial()]
-    trial = next((one for one in reversed(others) if one.step_s), Trial(first.step_s))
-    log.info("engine tried", step_s=round(trial.step_s, 5), read_s=round(trial.read_s, 7))
-    return trial
+    return next((one for one in reversed(others) if one.step_s), Trial(first.step_s))
 
 
 async def _watch_tries(
-    engine: InferenceEngine, model_folder: Path, max_context: int, watches: list[TrialWatch]
+    engine: InferenceEngine, model_folder: Path, max_context: int, number: int, watches: list[TrialWatch]
 ) -> None:
     """Until one after the first shows a step."""
     loop, longest = asyncio.get_running_loop(), max(1, max_context - NEW_TOKENS)
-    for number in range(TRIES):
-        read = min(READ_TOKENS if number else FIRST_TOKENS, longest)
-        request = _request(model_folder, number, read)
+    for each in range(TRIES):
+        read = min(READ_TOKENS if each else FIRST_TOKENS, longest)
+        request = _request(model_folder, TRIES * number + each, read)
         watch = TrialWatch(loop.time(), read)
         watches.append(watch)
         async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
                 if chunk.ids:
                     watch.note(len(chunk.ids), loop.time())
-        if number and watch.trial().step_s:
+        if each and watch.trial().step_s:
             return
 
 

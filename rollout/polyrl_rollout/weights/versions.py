@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Final
 
 import structlog
 
 from polyrl import wire
+from polyrl.ledger.speed import AS_MEASURED
 from polyrl.weights import WeightsRef
 from polyrl.weights.engine_sums import EngineSum
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngine, LoadSeconds
@@ -62,19 +64,32 @@ class Versions:
         """Of the versions that were pulled last, oldest first."""
         self.sums: dict[int, EngineSum | None] = {}
         """Of the version that the engine loaded last, what it said that it held then."""
-        self.trial: Trial | None = None
-        """How fast the engine is, once that was tried."""
+        self._loop = asyncio.get_running_loop()
+        self._trial, self._tried_at = Trial(), -inf
+        """How fast the engine is, and when that was tried."""
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether the engine was tried, as it is before its first sample."""
+        return self._tried_at > -inf
 
     @property
     def shown(self) -> int:
         """What the manager may know of: nothing while the engine is tried, else a sample comes before it is known."""
-        return NO_VERSION if self.trial is None else self._engine.version
+        return self._engine.version if self.is_tried else NO_VERSION
+
+    def note_trial(self, trial: Trial) -> None:
+        """The engine was tried just now."""
+        before, now = self._trial.step_s, trial.step_s
+        if not self.is_tried or not before / AS_MEASURED <= now <= before * AS_MEASURED:
+            log.info("engine tried", step_s=round(trial.step_s, 5), read_s=round(trial.read_s, 7))
+        self._trial, self._tried_at = trial, self._loop.time()
 
     def confirm(self) -> None:
         """Says again what the engine serves; while it is tried nothing, that follows."""
-        if self.trial is None:
+        if not self.is_tried:
             return
-        version, tried = self._engine.version, self.trial
+        version, tried = self._engine.version, self._trial
         receipt, held = self.receipts.get(version, b""), self.sums.get(version)
         self._send(
             wire.WeightsLoaded(
@@ -86,12 +101,13 @@ class Versions:
                 sum=held,
                 step_seconds=tried.step_s,
                 read_seconds=tried.read_s,
+                tried_seconds_ago=self._loop.time() - self._tried_at,
             )
         )
 
     def send_loaded(self, pulled: Pulled, pause: LoadSeconds) -> None:
         """The engine serves what was pulled; `pause` is what that took of its time."""
-        version, tried = pulled.staged.version, self.trial or Trial()
+        version, tried = pulled.staged.version, self._trial
         self._send(
             wire.WeightsLoaded(
                 version,
@@ -106,6 +122,7 @@ class Versions:
                 sum=pause.sum,
                 step_seconds=tried.step_s,
                 read_seconds=tried.read_s,
+                tried_seconds_ago=self._loop.time() - self._tried_at,
             )
         )
         parts = {"wait": pause.wait, "load": pause.load, "verify": pause.verify}

@@ -146,7 +146,7 @@ class PlayedManager:
 class Rig:
     """One agent with a fake engine, a publisher and a played manager."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, tries_idle: bool = False) -> None:
         self.manager_keys, agent, trainer = pair(), pair(), pair()
         self.trainer_file = folder / "trainer.key"
         self.trainer_file.touch(mode=0o600)
@@ -156,7 +156,14 @@ class Rig:
         self.engine = FakeEngine(EngineCapacity(max_running=16, kv_tokens=4096, max_context=1024))
         keys = AgentKeys(*agent, self.manager_keys[0], trainer[0])
         self.settings = settings = AgentSettings(
-            lambda: self.manager.endpoint, keys, run_epoch=1, engine=ENGINE, pool=Pool.SPOT, drain_s=4.0, seed=0
+            lambda: self.manager.endpoint,
+            keys,
+            run_epoch=1,
+            engine=ENGINE,
+            pool=Pool.SPOT,
+            drain_s=4.0,
+            seed=0,
+            tries_idle=tries_idle,
         )
         self.staging = Staging("run", ENGINE, folder)
         self.model_config = b"{}"

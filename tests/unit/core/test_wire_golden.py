@@ -102,10 +102,12 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
             sum=EngineSum("SGLang", b"sum", exact=True),
             step_seconds=0.03125,
             read_seconds=0.0009765625,
+            tried_seconds_ago=0.25,
         ),
         (
-            "019da773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65ce000c000091a162"
+            "019ea773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65ce000c000091a162"
             "cb3fc0000000000000cb3fb000000000000093a653474c616e67c40373756dc3cb3fa0000000000000cb3f50000000000000"
+            "cb3fd0000000000000"
         ),
     ),
     (
@@ -518,6 +520,14 @@ def test_an_agent_from_before_trials_has_not_tried_its_engine() -> None:
         "cb3fc0000000000000cb3fb000000000000093a653474c616e67c40373756dc3"
     )
     assert AGENT(bytes.fromhex(frame)).step_seconds == AGENT(bytes.fromhex(frame)).read_seconds == 0
+
+
+def test_an_agent_from_before_it_said_when_it_tried_its_engine_did_so_long_ago() -> None:
+    frame = (
+        "019da773657276696e6709cb3fe0000000000000cb3fd0000000000000ce00100000c4046e696e65ce000c000091a162"
+        "cb3fc0000000000000cb3fb000000000000093a653474c616e67c40373756dc3cb3fa0000000000000cb3f50000000000000"
+    )
+    assert AGENT(bytes.fromhex(frame)).tried_seconds_ago == float("inf")
 
 
 def test_an_assignment_from_before_stop_strings_is_understood() -> None:

@@ -255,7 +255,9 @@ def apply_moved(state: LedgerState, event: events.Moved) -> None:
     sample.moved_at = event.at
     if event.cause is MoveCause.REBALANCED:
         made = sample.length - sample.spans[-1].start if assignment.begun else 0
-        speed.end_trial(state.engines[assignment.engine], made, event.at - assignment.at)
+        engine = state.engines[assignment.engine]
+        reads = not made and bool(assignment.reading or engine.reading)
+        speed.end_trial(engine, made, event.at - assignment.at, reads=reads)
     is_failure = event.cause in AVOIDED_CAUSES
     sample.avoid = assignment.engine if is_failure else ""
     sample.avoid_until = event.at + AVOID_S if is_failure else -inf

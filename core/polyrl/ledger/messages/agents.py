@@ -69,7 +69,7 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
             load = [max(0, min(number, top)) for number, top in ((running, most), (queued, most), (kv_free, room))]
             transition.record(events.EngineLoad(engine.name, load[0], queued=load[1], kv_free_tokens=load[2]))
         case wire.WeightsLoaded(version):
-            if speed.is_news(engine, message.step_seconds):
+            if speed.is_news(engine, message.step_seconds, transition.now - max(0.0, message.tried_seconds_ago)):
                 step_s, read_s = message.step_seconds, message.read_seconds
                 transition.record(events.EngineTried(engine.name, transition.now, step_s=step_s, read_s=read_s))
             _serve(transition, engine, version, receipt=message.receipt)

@@ -211,6 +211,18 @@ class Costs:
             step_s = min(step_s, self._fastest.step(1))
         return opens_in(self._state, reserved, self._now) + request.expected * step_s * self._slowdowns[Pool.RESERVED]
 
+    def home_in_turn(self, request: PlacementRequest, ahead: int) -> float:
+        """For a sample that waits, behind `ahead` others, until the trainer's own engines have ended as many of those
+        they run; infinite without any that serves it. What runs there is taken to need as many tokens as it does."""
+        able = [e for e in self._reserved if e.running and serves(e, request.low, request.high) and not e.unproven]
+        able = [e for e in able if e.quarantined_until <= self._now and request.context <= e.capacity.max_context]
+        able = [e for e in able if takes_back(self._state, e, request, self._now)]
+        if not able:
+            return inf
+        ends_per_s = sum(len(e.running) / self.step(e) for e in able) / request.expected
+        there = min(self._among(e, request, e.expected_running, has_sibling=False) for e in able)
+        return (ahead + 1) / ends_per_s + there
+
     def after_next_end(self, engine: LeasedEngine, request: PlacementRequest) -> float:
         """The same for a full engine that holds the sample's prefix: until one of those that run has ended."""
         running = max(1, len(engine.running))

@@ -105,6 +105,8 @@ class Room:
         """Samples that are better off waiting for an engine that has its share already."""
         self.asks = 0
         """Samples for which engines were asked."""
+        self.waiting = 0
+        """Samples that were looked at, and wait on."""
         self._lacking: list[LeasedEngine] = []
         """Engines with a slot that did not fit when they were asked last."""
         self._in_vain: list[PlacementRequest] = []
@@ -355,12 +357,15 @@ class _Group:
             if not self._offers:
                 self._room.keep(request, self._costs)
                 self._try_again(request)
+                self._room.waiting += 1
                 continue
             best = min(self._offers, key=self._offers.__getitem__)
             if self._room.opens_in(state.engines[best]) > 0:
                 self._room.awaited[best] += 1
                 self._offer_again(request, state.engines[best])
-            elif not self._waits(name, request, self._offers[best][1]):
+            elif self._waits(name, request, self._offers[best][1]):
+                self._room.waiting += 1
+            else:
                 self._give(name, request, state.engines[best])
 
     def _try_again(self, request: PlacementRequest) -> None:
@@ -426,7 +431,22 @@ class _Group:
 
     def _waits(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
         """Whether it is better off waiting; `elsewhere`: what the best engine with room costs."""
-        return self._waits_for_prefix(name, request, elsewhere) or self._waits_for_window(name, request, elsewhere)
+        if self._waits_for_prefix(name, request, elsewhere) or self._waits_for_window(name, request, elsewhere):
+            return True
+        return self._waits_for_home(name, request, elsewhere)
+
+    def _waits_for_home(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
+        """Whether it is better off in its turn on one of the trainer's own engines, of which none has room now: those
+        alone would give it that, and an engine with room may be ten times slower."""
+        state, now = self._transition.state, self._transition.now
+        if not state.window_open or any(state.engines[name].pool is Pool.RESERVED for name in self._offers):
+            return False
+        home = self._costs.home_in_turn(request, self._room.waiting)
+        until = state.samples[name].since + elsewhere - home
+        if until <= now + SHORTEST_HOLD_S:
+            return False
+        self._transition.record(PlacementPaused(min(until, now + LONGEST_HOLD_S)))
+        return True
 
     def _waits_for_prefix(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
         """Whether it is better off waiting for the full engine that holds its prefix; it is looked at again in time."""

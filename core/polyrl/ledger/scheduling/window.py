@@ -21,11 +21,13 @@ closes when what others still need is what learning will take (T of the plan), l
 whenever an engine comes or goes.
 
     F = max(tokens left / tokens per second of all engines, tokens until the longest has ended * the fastest step)
+        + tokens that they read first / tokens that all of them read per second
 
-Remaining tokens come from the life table of turns (`lengths`), speeds by batch size and learning seconds per token are
-measured; engines that were not measured yet count for nothing. Before a trainer has learned anything L is unknown, and
-counts as 0. What a step's further turns and verdicts take is unknown too: F is then too small and the window closes
-early, which costs moves, not the step.
+What runs on reserved engines is read by others first, prompt and response: slow ones may need longer for that than for
+all that is left. Remaining tokens come from the life table of turns (`lengths`), speeds by batch size and learning
+seconds per token are measured; engines that were not measured yet count for nothing. Before a trainer has learned
+anything L is unknown, and counts as 0. What a step's further turns and verdicts take is unknown too: F is then small
+and the window closes early, which costs moves, not the step.
 """
 
 from __future__ import annotations
@@ -80,6 +82,8 @@ class _Left(NamedTuple):
     """(tokens, budget left) of the turns to be generated of the groups that were read."""
     expected: int
     """Tokens that they will still have."""
+    to_read: int
+    """Tokens that engines which are not reserved would have to read for it."""
     to_learn: int
     """Tokens that will be learned and were not delivered."""
     stride: int
@@ -143,7 +147,7 @@ def _generation_pays(state: LedgerState, wanted: BatchRequest, now: float) -> bo
     left = _left(state, _groups_of(state, wanted), now)
     able = _able(state, now)
     others = _measured_others(able)
-    alone = _finish_s(state, others, left, now)
+    alone = _finish_s(state, others, left, now) + _read_s(state, others, left)
     together = _finish_s(state, able, left, now)
     if not isfinite(alone):
         return True
@@ -218,14 +222,23 @@ def _some_open(groups: Sequence[GroupState], now: float) -> tuple[list[GroupStat
 
 def _left(state: LedgerState, groups: Sequence[GroupState], now: float) -> _Left:
     some, stride = _some_open(groups, now)
-    turns, expected, to_learn = [], 0, 0
+    turns, expected, to_learn, to_read = [], 0, 0, 0
     for entry in some:
         to_learn += group_tokens(state, entry.group.id)
+        to_read += sum(context_used(state, sample) for sample in _unfinished(state, entry) if _is_ours(state, sample))
         for length, budget, tokens in _turns(state, entry):
             turns.append((length, budget))
             expected += tokens
     ready = sum(entry.tokens for entry in groups if entry.ready)
-    return _Left(turns, expected * stride, to_learn=ready + (to_learn + expected) * stride, stride=stride)
+    to_learn = ready + (to_learn + expected) * stride
+    return _Left(turns, expected * stride, to_read=to_read * stride, to_learn=to_learn, stride=stride)
+
+
+def _is_ours(state: LedgerState, sample: SampleState) -> bool:
+    """Whether a reserved engine runs it."""
+    if not sample.assignment:
+        return False
+    return state.engines[state.assignments[sample.assignment].engine].pool is Pool.RESERVED
 
 
 def _turns(state: LedgerState, entry: GroupState) -> Iterable[tuple[int, int, int]]:
@@ -256,6 +269,14 @@ def _finish_s(state: LedgerState, engines: Sequence[LeasedEngine], left: _Left, 
     table = state.lengths
     longest = table.outlook.longest(left.turns) if table.is_known else max(budget for _, budget in left.turns)
     return max(bulk, longest * min(pace.step(max(1.0, running / 2)) for pace, running in paces))
+
+
+def _read_s(state: LedgerState, engines: Sequence[LeasedEngine], left: _Left) -> float:
+    """Seconds until these engines have read what they must take over from the reserved ones."""
+    if not left.to_read or not engines:
+        return 0.0
+    mean = speed.mean_step(engines)
+    return left.to_read / sum(1 / speed.pace_of(engine, mean).prefill_s for engine in engines)
 
 
 def slowest_pace(state: LedgerState) -> tuple[float, float]:

@@ -39,6 +39,7 @@ from polyrl.wire import (
 )
 from polyrl_rollout.agent.protocol import AgentProtocol, Stream
 from polyrl_rollout.engines.port import TokenChunk
+from polyrl_rollout.engines.trial import AGAIN_S
 from polyrl_rollout.testing.rests import Rests
 from polyrl_rollout.testing.simulation.invariants import Violation
 from polyrl_rollout.testing.simulation.model import receipt_of
@@ -81,7 +82,7 @@ class SimulatedEngine:
         self.sleepless_until = 0.0
         """So long it does not get to sleep."""
         self._rests = Rests(world, self)
-        self._heartbeat_at = world.now
+        self._heartbeat_at = self._tried_at = self._worked_at = world.now
         world.watcher.work.started(name, self._step_s)
         world.held.started(name, self._step_s)
         self._connect()
@@ -200,6 +201,7 @@ class SimulatedEngine:
         if isinstance(answer, Stream):
             self.world.watcher.assigned(self.name, answer.assign, self.world.now)
             self._check_room()
+        self._worked_at = self.world.now
         if not self._framing:
             self._framing = True
             self.world.after(max(FRAME_S, self._step_s()), self._frame)
@@ -318,12 +320,20 @@ class SimulatedEngine:
                 bytes_pulled=1000,
                 receipt=receipt_of(self.version),
                 step_seconds=self._tried_s(),
+                tried_seconds_ago=self.world.now - self._tried_at,
             )
         )
 
     def _tried_s(self) -> float:
         """Of a decoding step, by its agent; of the agents of every other engine, as of one from before trials, 0."""
         return 0.0 if sum(self.name.encode()) % 2 else self._step_s()
+
+    def _try_again(self) -> None:
+        """Its agent does, of one that has had no work for a while."""
+        works = self._book.streams or self._loading or self.version < 0 or self._protocol.draining or self.plan.reserved
+        if not works and self.world.now >= max(self._worked_at, self._tried_at) + AGAIN_S:
+            self._tried_at = self.world.now
+            self._send_loaded(0.0)
 
     def _hand_all_back(self) -> None:
         if not self.alive or self._frozen(self._hand_all_back):
@@ -345,6 +355,7 @@ class SimulatedEngine:
             self._doubt_lease()
             taken = sum(len(stream.assign.input_ids) // 4 + len(stream.ids) for stream in self._book.unfinished())
             self._send(Heartbeat(len(self._book.streams), 0, kv_free_tokens=max(0, self.plan.kv_tokens - taken)))
+            self._try_again()
             self.world.after(1.0, self._send_heartbeat)
 
     def _doubt_lease(self) -> None:
@@ -360,6 +371,7 @@ class SimulatedEngine:
         if self.world.now >= self.stalled_until:
             for stream in self._book.unfinished():
                 self._generate(stream)
+                self._worked_at = self.world.now
         self._send_rows(flush=False)
         self._framing = bool(self._book.streams)
         if self._framing:

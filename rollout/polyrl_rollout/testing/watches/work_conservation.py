@@ -18,7 +18,7 @@ from polyrl.sample import Group, Pool, sample_id
 IDLE_S: Final = 5.0
 """A sample waits no longer where an engine that never failed could take it with its whole budget: above what frames
 and looks take. A later turn may wait for the busy engine that has its prefix, and any sample for the trainer's own
-while it learns, for as long as its rest would take here: then it has lost as much as it could gain."""
+while it learns or they are full, for as long as its rest would take here: then it has lost as much as it could gain."""
 
 SLOW_S: Final = 8.0
 """A sample stays no longer on an engine that takes SLOW_STEP_S for a token while another one, SLOW_TIMES as fast,
@@ -140,20 +140,21 @@ def _hold_s(state: LedgerState, engine: LeasedEngine, number: int) -> float:
 
 def _rest_s(state: LedgerState, engine: LeasedEngine, name: str, pace: speed.Pace) -> float:
     """What is left of its budget would take so long here, as measured; 0 unless another engine that works has read all
-    of it, or one of the trainer's that has not refused it takes it once the trainer has learned."""
+    of it, or one of the trainer's that has not refused it takes it in its turn, or once the trainer has learned."""
     sample = state.samples[name]
     holder = state.engines.get(next((span.engine for span in reversed(sample.spans) if span.engine), ""))
     is_read = holder is not None and holder is not engine and holder.running
     group = state.groups[sample.group].group
-    if not (is_read or _waits_for_window(state, group, sample.rejected_by)):
+    if not (is_read or _waits_for_home(state, group, sample.rejected_by)):
         return 0.0
     left = group.sampling.max_new_tokens - sample.generated
     return left * pace.step(engine.occupied + 1) + pace.read(2 * context_used(state, sample))
 
 
-def _waits_for_window(state: LedgerState, group: Group, refused_by: Sequence[str]) -> bool:
+def _waits_for_home(state: LedgerState, group: Group, refused_by: Sequence[str]) -> bool:
     own = (one for one in state.engines.values() if one.pool is Pool.RESERVED and one.name not in refused_by)
-    return not state.window_open and any(group.min_version <= one.version <= group.max_version for one in own)
+    busy = (one for one in own if one.running or not state.window_open)
+    return any(group.min_version <= one.version <= group.max_version for one in busy)
 
 
 def _waiting(state: LedgerState, number: int) -> list[str]:

@@ -49,6 +49,27 @@ def test_with_many_others_learning_begins_with_the_first_batch_and_they_take_ove
     assert len(sent(outcome, Recall)) == len(stage.ledger.state.engines["r"].running) > 0
 
 
+@pytest.mark.parametrize(("prefill_s", "held"), [(0.001, False), (10_000.0, True)])
+def test_a_batch_is_held_back_while_reading_what_runs_here_would_take_others_long(prefill_s: float, held: bool) -> None:
+    """They would read it first, prompt and response; a second of work was left alone for ten seconds of learning."""
+    stage = a_step(others=8, learning_s=1.0)
+    for engine in stage.ledger.state.engines.values():
+        engine.prefill_s = 0.001 if engine.pool is Pool.RESERVED else prefill_s
+    assert stage.ledger.state.engines["r"].running
+    assert bool(sent(stage.ask(), Batch)) is not held
+
+
+def test_what_others_run_already_is_not_read_by_them() -> None:
+    stage = a_step(others=8, learning_s=1.0)
+    for engine in stage.ledger.state.engines.values():
+        engine.prefill_s = 0.001 if engine.pool is Pool.RESERVED else 10_000.0
+    for number in tuple(stage.ledger.state.engines["r"].running):
+        sample = stage.ledger.state.assignments[number].sample
+        stage.tokens("r", number, [5, 2], "stop")
+        stage.score(sample)
+    assert sent(stage.ask(), Batch)
+
+
 def test_a_batch_is_held_back_while_one_small_engine_would_take_long() -> None:
     stage = a_step(others=1, others_step_s=0.2)
     assert not sent(stage.ask(), Batch)

@@ -1,0 +1,110 @@
+"""A sample that waits for the trainer's own engines, none of which has room, beside another engine that has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import pytest
+
+from polyrl.ledger.state import LedgerState
+from polyrl.sample import Pool
+from polyrl.wire import WeightsLoaded
+from polyrl_rollout.testing.stage import Stage
+
+SLOTS: Final = 4
+STEP_S: Final = 0.02
+TOKENS: Final = 100
+"""That each sample may have, and is expected to."""
+
+
+def full_at_home(times: float, waiting: int = 1) -> Stage:
+    """The trainer's own engine runs as many as it may, and the other one, whose steps take so many times longer, has
+    come since; `waiting` samples wait as if they had just come."""
+    stage = Stage()
+    stage.engine("own", Pool.RESERVED, max_running=SLOTS)
+    stage.submit(SLOTS + waiting)
+    stage.engine("other", version=-1, max_running=16)
+    for name, step_s in (("own", STEP_S), ("other", times * STEP_S)):
+        stage.ledger.state.engines[name].step_scale = step_s
+        stage.ledger.state.engines[name].token_at = stage.now
+    return stage
+
+
+def placed_there(stage: Stage) -> int:
+    stage.agent("other", WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=100))
+    return len(stage.placed()["other"])
+
+
+@pytest.mark.parametrize(
+    ("times", "waiting", "placed"),
+    [
+        pytest.param(10.0, 1, 0, id="ten times slower"),
+        pytest.param(1.0, 1, 1, id="as fast"),
+        pytest.param(0.5, 1, 1, id="faster"),
+        pytest.param(1.2, 1, 1, id="slower by less than its turn takes"),
+        pytest.param(10.0, SLOTS, 0, id="ten times slower, each in its turn"),
+        pytest.param(10.0, 60, 16, id="a queue of fifteen rounds"),
+    ],
+)
+def test_it_waits_if_its_turn_at_home_ends_sooner(times: float, waiting: int, placed: int) -> None:
+    assert placed_there(full_at_home(times, waiting)) == placed
+
+
+def test_the_first_of_a_queue_wait_and_those_go_whose_turn_is_late() -> None:
+    stage = full_at_home(10.0, 60)
+    assert placed_there(stage) == 16
+    there = [int(sample.partition(".")[0]) for sample in stage.placed()["other"]]
+    waiting = [number for number, entry in stage.ledger.state.groups.items() if entry.waiting]
+    assert min(waiting) == SLOTS
+    assert len([number for number in waiting if number < min(there)]) > 2 * SLOTS
+
+
+@pytest.mark.parametrize(
+    "unable",
+    [
+        pytest.param(lambda state: setattr(state.engines["own"], "draining", "it ends"), id="it drains"),
+        pytest.param(lambda state: setattr(state.engines["own"], "failures", 1), id="it has failed"),
+        pytest.param(lambda state: setattr(state.engines["own"], "quarantined_until", 1e9), id="it pauses"),
+        pytest.param(lambda state: setattr(state.engines["own"], "pool", Pool.SPOT), id="it is not the trainer's"),
+        pytest.param(lambda state: state.samples[last(state)].rejected_by.append("own"), id="it refused the sample"),
+        pytest.param(lambda state: setattr(state.engines["own"], "capacity", short(state)), id="its context is short"),
+    ],
+)
+def test_it_does_not_wait_for_one_that_will_not_take_it(unable: Callable[[LedgerState], None]) -> None:
+    stage = full_at_home(10.0)
+    unable(stage.ledger.state)
+    assert placed_there(stage) == 1
+
+
+def last(state: LedgerState) -> str:
+    return next(name for name, sample in state.samples.items() if not sample.attempt)
+
+
+def short(state: LedgerState) -> object:
+    return msgspec.structs.replace(state.engines["own"].capacity, max_context=1)
+
+
+def test_it_waits_no_longer_than_it_could_gain() -> None:
+    """What runs at home may take far longer than was thought."""
+    stage = full_at_home(10.0)
+    assert placed_there(stage) == 0
+    there, waited = 10 * TOKENS * STEP_S, 0.0
+    while not stage.placed()["other"] and waited < 2 * there:
+        stage.pass_time_heard(1.0)
+        waited += 1.0
+    assert 0.5 * there < waited < there
+
+
+def test_it_waits_for_room_for_what_it_holds_as_for_a_slot() -> None:
+    stage = Stage()
+    stage.engine("own", Pool.RESERVED, max_running=64, kv_tokens=SLOTS * (TOKENS + 1))
+    stage.submit(2 * SLOTS)
+    own, running = stage.ledger.state.engines["own"], len(stage.placed()["own"])
+    assert running < 2 * SLOTS
+    stage.engine("other", version=-1, max_running=16)
+    own.step_scale, own.token_at = STEP_S, stage.now
+    other = stage.ledger.state.engines["other"]
+    other.step_scale, other.token_at = 10 * STEP_S, stage.now
+    assert placed_there(stage) == 0
