@@ -37,8 +37,9 @@ TRIED_IDLE_S: Final = 10.0
 """What an agent has tried counts after so long without a token, a sample or another trial: more often it says nothing
 that is not known, and each is written down."""
 
-AS_MEASURED: Final = 1.25
-"""What was tried within so many times what was measured, either way, confirms it: that is of more tokens."""
+ABOUT: Final = 1.25
+"""Two speeds within so many times each other are about the same: a trial confirms what was measured of more tokens, and
+what runs has no reason to move."""
 
 WINDOW_S: Final = 1.0
 """Tokens are counted over at least this long before they count as speed; evens out frames and prefills."""
@@ -158,11 +159,16 @@ def is_news(engine: LeasedEngine, step_s: float, tried_at: float) -> bool:
     return unknown and shortest <= step_s <= longest
 
 
+def is_about(step_s: float, known: float) -> bool:
+    """Whether it is what was known, as far as it matters."""
+    return known / ABOUT <= step_s <= known * ABOUT
+
+
 def take_trial(engine: LeasedEngine, step_s: float, read_s: float, at: float) -> None:
     """Part of `apply`: what its agent has tried. Its next window replaces that."""
     engine.tried_at, before = at, engine.step_scale
     scale = step_s / (1 + 1 / (engine.half_batch or HALF_BATCH))
-    if before and before / AS_MEASURED <= scale <= before * AS_MEASURED:
+    if before and is_about(scale, before):
         return
     tried_s = read_s if 0 < read_s <= step_s else 0.0
     engine.prefill_s = (tried_s or engine.prefill_s) if before else (engine.prefill_s or tried_s)

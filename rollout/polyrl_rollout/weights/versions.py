@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from polyrl import wire
-from polyrl.ledger.speed import AS_MEASURED
+from polyrl.ledger.speed import is_about
 from polyrl.weights import WeightsRef
 from polyrl.weights.engine_sums import EngineSum
 from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngine, LoadSeconds
@@ -80,8 +80,7 @@ class Versions:
 
     def note_trial(self, trial: Trial) -> None:
         """The engine was tried just now."""
-        before, now = self._trial.step_s, trial.step_s
-        if not self.is_tried or not before / AS_MEASURED <= now <= before * AS_MEASURED:
+        if not (self.is_tried and is_about(trial.step_s, self._trial.step_s)):
             log.info("engine tried", step_s=round(trial.step_s, 5), read_s=round(trial.read_s, 7))
         self._trial, self._tried_at = trial, self._loop.time()
 

@@ -119,6 +119,11 @@ def prefix_awaited_for_ever(patch: Patch) -> None:
     patch.setattr(placement._Group, "_waits_for_prefix", waits)
 
 
+def home_awaited_for_ever(patch: Patch) -> None:
+    """A sample waits for the trainer's own engines, however long its turn is there."""
+    patch.setattr(cost.Costs, "home_in_turn", lambda costs, request, ahead: -inf)
+
+
 def absence_unnoticed(patch: Patch) -> None:
     """Where the manager was away, the time counts as its engines'."""
     patch.setattr(leases, "notice_absence", lambda transition: None)
@@ -250,6 +255,7 @@ MUTANTS: Final = (
     Mutant(doubled_leases, "I8", 24),
     Mutant(samples_stay_with_the_dead, "I7", 34),
     Mutant(prefix_awaited_for_ever, "I5", 79),
+    Mutant(home_awaited_for_ever, "I5", 4),
     Mutant(absence_unnoticed, "I5", 67),
     Mutant(leases_renewed_always, "I8", 0),
     Mutant(drain_put_off, "I7", 5),

@@ -70,8 +70,10 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
             transition.record(events.EngineLoad(engine.name, load[0], queued=load[1], kv_free_tokens=load[2]))
         case wire.WeightsLoaded(version):
             if speed.is_news(engine, message.step_seconds, transition.now - max(0.0, message.tried_seconds_ago)):
-                step_s, read_s = message.step_seconds, message.read_seconds
+                step_s, read_s, as_known = message.step_seconds, message.read_seconds, engine.step_scale
                 transition.record(events.EngineTried(engine.name, transition.now, step_s=step_s, read_s=read_s))
+                if not speed.is_about(engine.step_scale, as_known):
+                    transition.follow_ups |= events.FollowUp.PLACE
             _serve(transition, engine, version, receipt=message.receipt)
         case wire.WeightsFailed(_, serving):
             _serve(transition, engine, serving, failed=True)

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from polyrl import wire
 from polyrl.errors import ProtocolError
+from polyrl.ledger import speed
 from polyrl.ledger.causes import MoveCause
-from polyrl.ledger.events import GapSeen, TokensTaken
+from polyrl.ledger.events import FollowUp, GapSeen, TokensTaken
 from polyrl.ledger.messages.sampled import can_be_sampled
 from polyrl.ledger.scheduling.moves import already_over, end_turn, move, quarantine
 from polyrl.ledger.state import Assignment, LeasedEngine
@@ -48,7 +49,7 @@ def take_deltas(transition: Transition, engine: LeasedEngine, message: Deltas) -
         repeated=0,
         at=transition.now,
     )
-    frames_lost = 0 <= engine.seq < message.seq - 1
+    frames_lost, as_known = 0 <= engine.seq < message.seq - 1, engine.step_scale
     can_be = can_be_sampled(message.ids, message.logprobs, transition.state.weights.vocabulary)
     ends = _ends_if_in_order(transition, engine, message.version, columns) if can_be else None
     trouble: list[tuple[int, MoveCause]] = []
@@ -61,6 +62,8 @@ def take_deltas(transition: Transition, engine: LeasedEngine, message: Deltas) -
         transition.record(sift.accepted(taken))
         sift.ask_for_gaps()
         ends, trouble = sift.ends, sift.trouble
+    if not speed.is_about(engine.step_scale, as_known):  # what runs there may be better off elsewhere
+        transition.follow_ups |= FollowUp.PLACE
     for number, finish in ends:
         _end(transition, number, finish)
     for number, cause in trouble:

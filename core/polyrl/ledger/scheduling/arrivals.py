@@ -3,7 +3,8 @@
 Engines load a version at about the same time. Whoever came first would get all that waits, as far as its slots reach,
 and others little of it: what runs moves only where that pays. So for a while, SHARED_PART of the time that the first
 one took, no engine that has them gets more than all that runs or waits divided by all engines. Who is later is not
-awaited, and for LEAST_SHARED_S only who has no weights yet: a new machine needs minutes, a broken one never has any.
+awaited, and for LEAST_SHARED_S only who has no weights yet: a new machine needs minutes, a broken one never has any. The
+trainer's own are awaited like those that have some: without others they would have it all.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final, NamedTuple
 
+from polyrl.ledger.causes import RestPhase
 from polyrl.ledger.events import PlacementPaused
 from polyrl.ledger.transition import Transition
 
@@ -38,6 +40,7 @@ def share(transition: Transition) -> Share:
     if first_at == inf or now >= until:
         return Share()
     early, behind = first_at + LEAST_SHARED_S, fleet.num_engines(0, version - 1)
+    behind += sum(engine.version < 0 and engine.rest.phase is RestPhase.AWAKE for engine in fleet.reserved())
     until = until if behind else early
     if now < early:
         behind = fleet.num_engines(-1, version - 1)

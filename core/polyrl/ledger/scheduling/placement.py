@@ -6,8 +6,9 @@ room, the sample waits for it as long as
     waited + cost there after the next end < cost elsewhere
 
 so it never takes twice as long as it would have by going elsewhere at once, and among engines that are alike waiting
-never costs more than reading again would have. Likewise it waits for the reserved window, and for an engine that
-has its share of what needs the newest weights (see `arrivals`).
+never costs more than reading again would have. Likewise it waits for the reserved window, for its turn on the trainer's
+own engines while those have no room, and for an engine that has its share of what needs the newest weights (see
+`arrivals`).
 
 Order is priority, then age of the group. A group that finds no room keeps one engine, where room comes free first (see
 `keeping`): nothing behind it gets what would be in its way there, or a long prompt would starve. All other engines are

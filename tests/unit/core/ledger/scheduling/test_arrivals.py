@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from polyrl.ledger import Ledger
+from polyrl.sample import Pool
 from polyrl.wire import WeightsLoaded
 from polyrl_rollout.testing.stage import Stage
 
@@ -47,6 +50,25 @@ def test_each_gets_its_share_though_one_comes_first() -> None:
 
 def test_who_is_alone_gets_all_at_once() -> None:
     assert Lasting("a").loaded("a") == 16
+
+
+@pytest.mark.parametrize(
+    ("own", "kept"),
+    [
+        pytest.param({}, 0, id="a machine of the spot pool may take minutes"),
+        pytest.param({"pool": Pool.RESERVED}, 8, id="the trainer's own comes"),
+        pytest.param({"pool": Pool.RESERVED, "sleeps": True, "asleep": True}, 0, id="it sleeps"),
+    ],
+)
+def test_the_trainers_own_is_awaited_also_with_its_first_weights(own: dict[str, Any], kept: int) -> None:
+    """Without others it would have all of it, and what is given away comes back late."""
+    stage = Lasting("a")
+    stage.engine("own", version=-1, max_running=16, **own)
+    stage.loaded("a")
+    stage.pass_time(0.1)
+    assert len(stage.placed()["a"]) == 16 - kept
+    stage.pass_time(0.2)
+    assert len(stage.placed()["a"]) == 16
 
 
 @pytest.mark.parametrize(

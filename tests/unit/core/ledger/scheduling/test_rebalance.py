@@ -16,7 +16,7 @@ from polyrl.ledger.scheduling.rebalance import gains, rebalance
 from polyrl.ledger.state import LedgerState
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Pool
-from polyrl.wire import Deregister, Recall, pack_ids
+from polyrl.wire import Deregister, Recall, WeightsLoaded, pack_ids
 from polyrl_rollout.testing.flow import Flow, Speed
 from polyrl_rollout.testing.stage import Stage, sent
 
@@ -308,3 +308,47 @@ def test_what_runs_is_read_in_parts_until_all_had_their_turn() -> None:
     assert all(len(part) == 16 for part in read)
     assert {number for part in read for number in part} == set(numbers)
     assert list(fleet.some_running(engine, len(numbers))) == numbers
+
+
+@pytest.mark.parametrize(
+    ("known_s", "moves"),
+    [
+        pytest.param(0.02, True, id="it turned slow"),
+        pytest.param(0.0, True, id="nothing was known of it"),
+        pytest.param(0.5, False, id="as slow as it was known to be: they are there for that"),
+    ],
+)
+def test_who_shows_another_speed_than_was_known_is_looked_at_at_once(known_s: float, moves: bool) -> None:
+    """Nothing else may happen for a second: no turn ends, nobody comes."""
+    stage = Stage()
+    stage.engine("slow", max_running=16)
+    stage.submit(1, max_new_tokens=1000)
+    stage.engine("own", Pool.RESERVED, max_running=16)
+    engines = stage.ledger.state.engines
+    for name, step_s in (("own", 0.02), ("slow", known_s / (1 + 1 / speed.HALF_BATCH))):
+        engines[name].step_scale, engines[name].token_at = step_s, stage.now
+    asked: list[RecallSent] = []
+    while stage.now < 4.0 and not asked:
+        stage.now += 0.5
+        for number in tuple(engines["slow"].running):
+            stage.tokens("slow", number, [5])
+        stage.tokens("own", 0, [])
+        asked = [event for event in stage.events if isinstance(event, RecallSent)]
+    assert engines["slow"].step_scale == pytest.approx(0.5, rel=0.1)
+    assert bool(asked) is moves
+
+
+def test_an_idle_engine_that_was_tried_and_is_faster_takes_over_at_once() -> None:
+    stage = Stage()
+    stage.engine("busy", max_running=16)
+    stage.submit(1, max_new_tokens=1000)
+    stage.engine("idle", max_running=16)
+    engines = stage.ledger.state.engines
+    for name, step_s in (("busy", 0.1), ("idle", 0.3)):
+        engines[name].step_scale = step_s
+    stage.now += 2.0
+    stage.tokens("busy", 1, [5])
+    engines["idle"].token_at = engines["idle"].assigned_at = -20.0
+    assert not [event for event in stage.events if isinstance(event, RecallSent)]
+    tried = WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=1, step_seconds=0.01, tried_seconds_ago=0.0)
+    assert sent(stage.agent("idle", tried), Recall)
