@@ -283,17 +283,17 @@ class World(Flow):
             engine.version, engine.loading, engine.loaded_at = engine.loading, -1, inf
             engine.tried_at = self.now if engine.tried_at == -inf else engine.tried_at
             engine.idle_at = max(engine.idle_at, self.now - AGAIN_S)  # not sooner: it loaded
-            self._say_loaded(engine)
+            self._send_loaded(engine)
         if engine.tried_again_at() <= self.now:
             engine.tried_at = engine.idle_at = self.now
-            self._say_loaded(engine)
+            self._send_loaded(engine)
         if self.now >= engine.heartbeat_at + 1.0:
             engine.heartbeat_at = self.now
             self.agent(engine.name, Heartbeat(len(engine.decoding), 0, kv_free_tokens=engine.kv_free()))
         for frame in engine.protocol.book.pack(self.now, LONGEST_STEP_S, flush=True):
             self.agent(engine.name, frame)
 
-    def _say_loaded(self, engine: Engine) -> None:
+    def _send_loaded(self, engine: Engine) -> None:
         """What it serves, and what its agent has tried."""
         step_s, read_s, _ = engine.trial()
         loaded = WeightsLoaded(

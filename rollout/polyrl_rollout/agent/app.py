@@ -91,7 +91,7 @@ class Agent:
             begin_waking=lambda: self.spawn(self._wake()),
             confirm_awake=self._confirm_awake,
         )
-        self._idle_trials = IdleTrials(idle_since=self._idle_since, try_engine=self._try_engine, tell=self._tried_anew)
+        self._idle_trials = IdleTrials(self._idle_since, self._try_engine, report=self._note_trial)
         self._changing = asyncio.Lock()
         """Held by who changes the engine's weights or memory."""
         self._newest: Pulled | None = None
@@ -196,7 +196,7 @@ class Agent:
         if isinstance(accepted, wire.HandBack | wire.PrefixUnknown):
             self._send(accepted)
         elif accepted is not None:
-            self._idle_trials.cut_short()
+            self._idle_trials.cancel()
             self._generation.start(accepted)
 
     # --- tokens out ---------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ class Agent:
             return None
         return self._generation.tokens_at
 
-    def _tried_anew(self, trial: Trial) -> None:
+    def _note_trial(self, trial: Trial) -> None:
         self._versions.note_trial(trial)
         self._versions.confirm()
 

@@ -21,14 +21,14 @@ class IdleTrials:
 
     def __init__(
         self,
-        *,
         idle_since: Callable[[], float | None],
         try_engine: Callable[[int], Awaitable[Trial]],
-        tell: Callable[[Trial], None],
+        *,
+        report: Callable[[Trial], None],
     ) -> None:
         """`idle_since`: when the engine last gave a token, by the loop's clock; None: it works, or may not be tried.
         `try_engine` is called with 1, 2, ..."""
-        self._idle_since, self._try_engine, self._tell = idle_since, try_engine, tell
+        self._idle_since, self._try_engine, self._report = idle_since, try_engine, report
         self._loop = asyncio.get_running_loop()
         self._tried_at = self._loop.time()
         self._trial: asyncio.Task[Trial] | None = None
@@ -44,14 +44,14 @@ class IdleTrials:
         finally:
             await self.stop()
 
-    def cut_short(self) -> None:
+    def cancel(self) -> None:
         """A trial that is under way ends soon."""
         if self._trial is not None:
             self._trial.cancel()
 
     async def stop(self) -> None:
-        """As `cut_short`; returns once it has ended."""
-        self.cut_short()
+        """As `cancel`; returns once it has ended."""
+        self.cancel()
         if self._trial is not None:
             await asyncio.wait((self._trial,))
 
@@ -68,5 +68,5 @@ class IdleTrials:
         finally:
             self._tried_at = self._loop.time()
         if not trial.cancelled():
-            self._tell(trial.result())
+            self._report(trial.result())
         self._trial = None

@@ -69,11 +69,11 @@ async def test_a_sample_ends_a_trial(idle_rig: Rig) -> None:
     await idle_rig.serve(0)
     await begins_a_trial(idle_rig)
     idle_rig.engine.tokens_per_second = 2000.0
-    said = len(idle_rig.manager.all_of(WeightsLoaded))
+    loads = len(idle_rig.manager.all_of(WeightsLoaded))
     await idle_rig.assign(1)
     await idle_rig.finished(range(1, 2))
     assert idle_rig.manager.tokens[1] == undisturbed(1, 40)
-    assert len(idle_rig.manager.all_of(WeightsLoaded)) == said, "it says nothing that was cut short"
+    assert len(idle_rig.manager.all_of(WeightsLoaded)) == loads, "it says nothing that was cut short"
 
 
 async def test_weights_do_not_wait_for_a_trial(idle_rig: Rig) -> None:

@@ -3,8 +3,8 @@
 Engines load a version at about the same time. Whoever came first would get all that waits, as far as its slots reach,
 and others little of it: what runs moves only where that pays. So for a while, SHARED_PART of the time that the first
 one took, no engine that has them gets more than all that runs or waits divided by all engines. Who is later is not
-awaited, and for LEAST_SHARED_S only who has no weights yet: a new machine needs minutes, a broken one never has any. The
-trainer's own are awaited like those that have some: without others they would have it all.
+awaited, and for LEAST_SHARED_S only who has no weights yet: a new machine needs minutes, a broken one never has any.
+The trainer's own are awaited like those that have some: without others they would have it all.
 """
 
 from __future__ import annotations

@@ -49,7 +49,10 @@ def test_with_many_others_learning_begins_with_the_first_batch_and_they_take_ove
     assert len(sent(outcome, Recall)) == len(stage.ledger.state.engines["r"].running) > 0
 
 
-@pytest.mark.parametrize(("prefill_s", "held"), [(0.001, False), (10_000.0, True)])
+@pytest.mark.parametrize(
+    ("prefill_s", "held"),
+    [pytest.param(0.001, False, id="in no time"), pytest.param(10_000.0, True, id="longer than learning takes")],
+)
 def test_a_batch_is_held_back_while_reading_what_runs_here_would_take_others_long(prefill_s: float, held: bool) -> None:
     """They would read it first, prompt and response; a second of work was left alone for ten seconds of learning."""
     stage = a_step(others=8, learning_s=1.0)
