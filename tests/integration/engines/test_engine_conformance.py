@@ -270,6 +270,17 @@ async def test_it_is_tried(engine: InferenceEngine, models: Models) -> None:
     assert min(tried.step_s, tried.read_s) > 0
 
 
+async def test_a_trial_that_is_cut_short_leaves_nothing_behind(engine: InferenceEngine, models: Models) -> None:
+    """Weights are loaded after it, which an engine may refuse while something runs, and it is tried again."""
+    for number, seconds in enumerate((0.0, 0.02, 0.1), 1):
+        trial = asyncio.create_task(try_engine(engine, models.folders[0], MAX_CONTEXT, number))
+        await asyncio.sleep(seconds)
+        trial.cancel()
+        await asyncio.wait((trial,))
+        await engine.load_weights(engine.version, models.folders[0])
+    assert (await try_engine(engine, models.folders[0], MAX_CONTEXT, 4)).step_s > 0
+
+
 async def test_nothing_but_its_health_answers_without_the_key(engine: InferenceEngine) -> None:
     if not isinstance(engine, SGLangEngine):
         return  # has no port

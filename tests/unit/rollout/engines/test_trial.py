@@ -74,6 +74,15 @@ async def test_an_engine_is_asked_for_a_few_tokens_of_the_middle_of_its_vocabula
     assert min(tried.step_s, tried.read_s) > 0
 
 
+async def test_no_prompt_is_read_twice(model: Path) -> None:
+    """What an engine has read before, it reads in no time."""
+    engine = Recording()
+    for number in range(3):
+        await try_engine(engine, model, CONTEXT, number)
+    assert len({tuple(request.input_ids[:8]) for request in engine.requests}) == len(engine.requests) == 6
+    assert len({request.rid for request in engine.requests}) == 6
+
+
 async def test_what_the_first_request_finds_is_not_what_is_said(model: Path) -> None:
     """Kernels are compiled and memory is found for it."""
     engine = Recording()
