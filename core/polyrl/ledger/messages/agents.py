@@ -268,7 +268,9 @@ def _serve(
     if version != engine.version:
         transition.record(events.EngineServing(engine.name, version, at=transition.now))
         _notify_if_first(transition, engine)
-    retry_at = transition.now + transition.config.weights_retry_s if failed or not believed else inf
+    retry_at = inf if version == transition.state.weights.version else engine.weights_at
+    if failed or not believed:
+        retry_at = transition.now + transition.config.weights_retry_s
     transition.record(events.WeightsAwaited(engine.name, retry_at))
     for number in tuple(engine.running):
         assignment = transition.state.assignments[number]

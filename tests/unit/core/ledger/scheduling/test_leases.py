@@ -280,6 +280,19 @@ def test_failed_weights_are_announced_again() -> None:
     assert sent(stage.pass_time(0.0), Announce)
 
 
+def test_what_an_engine_says_of_older_weights_puts_off_no_announcement() -> None:
+    """An agent without work says what it serves whenever it has tried its engine."""
+    stage = Stage()
+    stage.engine("a")
+    stage.publish(1)
+    stage.agent("a", WeightsFailed(1, 0, reason="the publisher is away"))
+    stage.now += 1.0
+    stage.agent("a", WeightsLoaded(0, 0.0, load_seconds=0.0, bytes_pulled=0))
+    stage.now += 4.0
+    stage.agent("a", Heartbeat(0, 0, kv_free_tokens=0))
+    assert sent(stage.pass_time(0.0), Announce)
+
+
 def test_an_engine_that_lost_its_weights_keeps_nothing_that_it_ran() -> None:
     stage = two_engines()
     outcome = stage.agent("a", WeightsFailed(1, -1, reason="half of it was loaded"))
