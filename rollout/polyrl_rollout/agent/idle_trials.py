@@ -46,7 +46,8 @@ class IdleTrials:
 
     def cancel(self) -> None:
         """A trial that is under way ends soon."""
-        if self._trial is not None:
+        # Once: a second cancellation would end the wait for the engine, which still runs its request.
+        if self._trial is not None and not self._trial.cancelling():
             self._trial.cancel()
 
     async def stop(self) -> None:

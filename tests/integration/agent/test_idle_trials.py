@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from polyrl.wire import WeightsLoaded
+from polyrl.wire import WeightsFailed, WeightsLoaded
 from polyrl_rollout.agent import idle_trials
+from polyrl_rollout.engines.port import GenerateRequest, TokenChunk
 from tests.integration.agent.played_manager import Rig, undisturbed
 
 AGAIN_S = 0.3
@@ -83,6 +84,33 @@ async def test_weights_do_not_wait_for_a_trial(idle_rig: Rig) -> None:
     idle_rig.engine.tokens_per_second = 2000.0
     await idle_rig.serve(1)
     assert idle_rig.engine.version == 1
+
+
+async def test_weights_wait_for_the_end_of_a_trial_that_a_sample_has_cut_short(
+    idle_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine lets go of a request some time after it was asked to."""
+    await idle_rig.serve(0)
+    running, generate = idle_rig.engine._running, idle_rig.engine.generate
+
+    async def lingers(request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        try:
+            async for chunk in generate(request):
+                yield chunk
+        finally:
+            running.add(request.rid)
+            try:
+                await asyncio.sleep(AGAIN_S)
+            finally:
+                running.discard(request.rid)
+
+    monkeypatch.setattr(idle_rig.engine, "generate", lingers)
+    await begins_a_trial(idle_rig)
+    idle_rig.engine.tokens_per_second = 2000.0
+    await idle_rig.assign(1)
+    await idle_rig.finished(range(1, 2))
+    await idle_rig.serve(1)
+    assert not idle_rig.manager.all_of(WeightsFailed)
 
 
 async def test_an_agent_that_ends_ends_a_trial(idle_rig: Rig) -> None:
