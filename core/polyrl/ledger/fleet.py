@@ -114,6 +114,9 @@ class Fleet:
         """The newest version, when it was published, and when the first engine served it, see `arrivals`."""
         self.wanted, self.counted_until = 0, -inf
         """Samples that ran or waited when they were counted last, and until when that stands."""
+        self.own_rates: dict[tuple[object, ...], tuple[float, list[LeasedEngine]]] = {}
+        self.own_read_until = -inf
+        """What was read last of the trainer's own engines, and until when that stands, see `cost`."""
         self.last_other = ""
         """An engine beside the trainer's own that took work when somebody looked last, see `cost`."""
         self.absence_noticed = False

@@ -27,6 +27,7 @@ a context that holds the sample, and KV room (see `fits`).
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from math import inf
 from typing import Final, NamedTuple
@@ -42,6 +43,12 @@ from polyrl.sample import Group, Pool, sample_id
 SILENT_TIMES: Final = 8.0
 """How many times longer than it was an engine's silence is taken to last: most are dead, and what one that is not makes
 meanwhile is taken back (see `recalls`)."""
+
+NEAREST_AT_HOME: Final = 8
+"""Of the trainer's own engines, the fastest, which are asked what it costs: another would have to read much faster."""
+
+OWN_READ_S: Final = 0.05
+"""How often all of them are read for that: each end of a turn is a look, and they end hundreds of samples meanwhile."""
 
 KV_REPORT_S: Final = 5.0
 """Age at which an engine's own count of its free KV room is no longer believed: five of its heartbeats."""
@@ -185,6 +192,19 @@ def fits(engine: LeasedEngine, request: PlacementRequest, now: float) -> bool:
     return not engine.occupied or request.size <= kv_room(engine, now)
 
 
+class HomeTurn(NamedTuple):
+    """What waiting for the trainer's own engines costs a sample, in seconds; infinite: none of them may take it."""
+
+    end_s: float
+    """Until one of all that they run ends."""
+    there: float
+    """From then on."""
+
+    def cost(self, ahead: int) -> float:
+        """With so many that wait before it."""
+        return (ahead + 1) * self.end_s + self.there
+
+
 class Costs:
     """The cost of any sample on any engine, at one moment; what engines run may change meanwhile."""
 
@@ -193,6 +213,11 @@ class Costs:
         self._mean, self._fastest = transition.fleet.mean_step(), transition.fleet.fastest()
         self._reserved = transition.fleet.reserved()
         self._paces: dict[str, speed.Pace] = {}
+        if self._now >= transition.fleet.own_read_until:
+            transition.fleet.own_read_until = self._now + OWN_READ_S
+            transition.fleet.own_rates.clear()
+        self._own_rates, self._kinds = transition.fleet.own_rates, transition.fleet.kinds()
+        self._home: tuple[PlacementRequest, HomeTurn] | None = None
         loss_s, usage = loss_seconds(self._state), self._state.usage
         self._slowdowns = {pool: usage.slowdown(pool, self._now, loss_s) for pool in Pool}
 
@@ -211,17 +236,32 @@ class Costs:
             step_s = min(step_s, self._fastest.step(1))
         return opens_in(self._state, reserved, self._now) + request.expected * step_s * self._slowdowns[Pool.RESERVED]
 
-    def home_in_turn(self, request: PlacementRequest, ahead: int) -> float:
-        """For a sample that waits, behind `ahead` others, until the trainer's own engines have ended as many of those
-        they run; infinite without any that serves it. What runs there is taken to need as many tokens as it does."""
-        able = [e for e in self._reserved if e.running and serves(e, request.low, request.high) and not e.unproven]
-        able = [e for e in able if e.quarantined_until <= self._now and request.context <= e.capacity.max_context]
-        able = [e for e in able if takes_back(self._state, e, request, self._now)]
-        if not able:
-            return inf
-        ends_per_s = sum(len(e.running) / self.step(e) for e in able) / request.expected
-        there = min(self._among(e, request, e.expected_running, has_sibling=False) for e in able)
-        return (ahead + 1) / ends_per_s + there
+    def home(self, request: PlacementRequest) -> HomeTurn:
+        """For a sample that waits for the trainer's own engines; infinite without any that serves it. What runs there
+        is taken to need as many tokens as it does."""
+        if self._home is None or self._home[0] != request:
+            ends, nearest = self._at_home(request)
+            there = (self._among(e, request, e.expected_running, has_sibling=False) for e in nearest)
+            end_s = request.expected / ends if ends else inf
+            self._home = request, HomeTurn(end_s, min(there, default=inf))
+        return self._home[1]
+
+    def _at_home(self, request: PlacementRequest) -> tuple[float, list[LeasedEngine]]:
+        """Tokens per second of the trainer's own engines that may take it once they have room, and the fastest of
+        them. Hundreds are read once in a while for all that is alike in that."""
+        retries = not request.rejected_by or self._now >= request.retry_at
+        longer = sum(request.context <= context for _, context in self._kinds)
+        about = (request.low, request.high, longer, request.rejected_by, retries)
+        found = self._own_rates.get(about)
+        if found is None:
+            able = [e for e in self._reserved if e.running and serves(e, request.low, request.high) and not e.unproven]
+            able = [e for e in able if e.quarantined_until <= self._now and request.context <= e.capacity.max_context]
+            able = [e for e in able if takes_back(self._state, e, request, self._now)]
+            steps = [(self.step(engine), engine) for engine in able]
+            ends = sum(len(engine.running) / step for step, engine in steps)
+            nearest = heapq.nsmallest(NEAREST_AT_HOME, steps, key=lambda pair: pair[0])
+            found = self._own_rates[about] = ends, [engine for _, engine in nearest]
+        return found
 
     def after_next_end(self, engine: LeasedEngine, request: PlacementRequest) -> float:
         """The same for a full engine that holds the sample's prefix: until one of those that run has ended."""

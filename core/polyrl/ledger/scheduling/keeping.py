@@ -1,4 +1,4 @@
-"""Engines that are kept for what waits for KV room.
+"""What waits although engines have free slots: for KV room, or for its turn on the trainer's own engines.
 
 A group that finds no room, although engines that serve it have free slots, keeps one of them: the one where the room
 comes free first, by what runs there and how long that is expected to take. One, since all of them would idle beside
@@ -7,6 +7,13 @@ another one, while there is one.
 
 Others get of a kept engine only what they are expected to have ended by then. When that is stays as it was first
 expected: so whatever is expected wrongly, nothing new comes there from then on, and no group waits for ever.
+
+Where none of the trainer's own engines has room, a sample waits for its turn there as long as
+
+    waited + until those have ended as many as wait before it + cost there < cost elsewhere
+
+Those alone would give it that, and an engine with room may be ten times slower. So the first of a long queue wait, and
+who goes elsewhere is far behind them: a look over the whole queue passes by what lies between.
 """
 
 from __future__ import annotations
@@ -18,9 +25,17 @@ from math import inf
 from typing import Final
 
 from polyrl.ledger import speed
+from polyrl.ledger.events import PlacementPaused
 from polyrl.ledger.scheduling.cost import Costs, PlacementRequest, kv_room, serves
-from polyrl.ledger.state import LeasedEngine
+from polyrl.ledger.state import GroupState, LeasedEngine
 from polyrl.ledger.transition import Transition
+from polyrl.sample import Group, sample_id
+
+SHORTEST_HOLD_S: Final = 0.05
+"""A sample does not wait for its prefix for less: the estimates are not as exact, and each look costs a tick."""
+
+LONGEST_HOLD_S: Final = 1.0
+"""Time between two looks at what waits for the window: the trainer ends earlier or later than was thought."""
 
 LACKING_READ: Final = 16
 """Engines that lack room of which the roomiest are compared."""
@@ -91,3 +106,49 @@ class Keeping:
         if engine is None or name in request.rejected_by or request.context > engine.capacity.max_context:
             return False
         return serves(engine, request.low, request.high) and engine.quarantined_until <= self._transition.now
+
+
+class HomeTurns:
+    """During one pass over the queue."""
+
+    def __init__(self, transition: Transition) -> None:
+        self._transition = transition
+        self.waiting = 0
+        """Samples so far that wait on."""
+        self._ahead: dict[tuple[int, int, int], tuple[float, int]] = {}
+        """By versions and budget: with so many samples before it, and so long a prompt, one that nobody has begun
+        waits. A shorter one may fit where there was no room."""
+        self._due = inf
+
+    def waits(self, name: str, request: PlacementRequest, elsewhere: float, costs: Costs) -> bool:
+        """Whether a sample is better off so; `elsewhere`: what the best engine with room costs. It is looked at again
+        in time."""
+        state, now, turn = self._transition.state, self._transition.now, costs.home(request)
+        gains = state.samples[name].since + elsewhere - now - turn.cost(self.waiting)
+        if gains <= SHORTEST_HOLD_S:
+            return False
+        if request.is_new:
+            about = _about(state.groups[request.group].group)
+            ahead = self.waiting + (gains - SHORTEST_HOLD_S) / turn.end_s
+            self._ahead[about] = ahead, min(request.prompt, self._ahead.get(about, (0.0, request.prompt))[1])
+        until = now + min(gains, LONGEST_HOLD_S)
+        if until < self._due:
+            self._due = until
+            self._transition.record(PlacementPaused(until))
+        return True
+
+    def passes(self, entry: GroupState) -> bool:
+        """Whether all that waits of a group waits on, by those before it that do: it is not looked at."""
+        group, waiting = entry.group, self.waiting + len(entry.waiting)
+        ahead, prompt = self._ahead.get(_about(group), (-inf, 0))
+        if waiting > ahead or len(group.prompt_ids) // 4 < prompt:
+            return False
+        samples = self._transition.state.samples
+        if any(samples[sample_id(group.id, index)].attempt for index in entry.waiting):
+            return False
+        self.waiting = waiting
+        return True
+
+
+def _about(group: Group) -> tuple[int, int, int]:
+    return group.min_version, group.max_version, group.sampling.max_new_tokens

@@ -7,8 +7,8 @@ room, the sample waits for it as long as
 
 so it never takes twice as long as it would have by going elsewhere at once, and among engines that are alike waiting
 never costs more than reading again would have. Likewise it waits for the reserved window, for its turn on the trainer's
-own engines while those have no room, and for an engine that has its share of what needs the newest weights (see
-`arrivals`).
+own engines while those have no room, and for an engine that has its share of what needs the newest
+weights (see `arrivals`).
 
 Order is priority, then age of the group. A group that finds no room keeps one engine, where room comes free first (see
 `keeping`): nothing behind it gets what would be in its way there, or a long prompt would starve. All other engines are
@@ -47,17 +47,11 @@ from polyrl.ledger.scheduling.cost import (
     sibling_engines,
     takes_back,
 )
-from polyrl.ledger.scheduling.keeping import Keeping
+from polyrl.ledger.scheduling.keeping import LONGEST_HOLD_S, SHORTEST_HOLD_S, HomeTurns, Keeping
 from polyrl.ledger.scheduling.moves import move
 from polyrl.ledger.state import GroupState, LeasedEngine, LedgerState, SamplePhase, assign_message, kept_until
 from polyrl.ledger.transition import Transition
 from polyrl.sample import Group, Pool, Purpose, sample_id
-
-SHORTEST_HOLD_S: Final = 0.05
-"""A sample does not wait for its prefix for less: the estimates are not as exact, and each look costs a tick."""
-
-LONGEST_HOLD_S: Final = 1.0
-"""Time between two looks at what waits for the window: the trainer ends earlier or later than was thought."""
 
 CANDIDATES: Final = 8
 """Engines asked for a sample besides those that know it: the next one would have to read much faster to be better."""
@@ -106,8 +100,7 @@ class Room:
         """Samples that are better off waiting for an engine that has its share already."""
         self.asks = 0
         """Samples for which engines were asked."""
-        self.waiting = 0
-        """Samples that were looked at, and wait on."""
+        self.home = HomeTurns(transition)
         self._lacking: list[LeasedEngine] = []
         """Engines with a slot that did not fit when they were asked last."""
         self._in_vain: list[PlacementRequest] = []
@@ -248,6 +241,7 @@ def place(transition: Transition) -> Room:
             continue
         if _is_much(state.next_assignment - placed, room.asks):
             transition.record(PlacementPaused(transition.now))
+            tries.go_on()
             break
         over = tries.are_over()
         if over and not silent:
@@ -279,8 +273,9 @@ def _in_turn(state: LedgerState, silent: dict[int, list[int]]) -> Iterator[int]:
 class _Tries:
     """Bounds the groups that are looked at in vain: all of a long queue that fits nowhere would be, at every event.
 
-    Groups that no engine with a free slot serves, or none with the context for them, are passed by for a fraction of
-    that, and do not count in a look at the whole queue: however many they are, what waits behind them is reached."""
+    Groups that no engine with a free slot serves, or none with the context for them, or whose turn at home comes soon,
+    are passed by for a fraction of that, and do not count in a look at the whole queue: however many they are, what
+    waits behind them is reached."""
 
     def __init__(self, transition: Transition, room: Room) -> None:
         self._transition, self._room, self._in_vain, self._whole = transition, room, 0, False
@@ -289,8 +284,16 @@ class _Tries:
         """Without those that are passed by; of `silent` engines' groups none is."""
         live = self._transition.state.groups
         for number in groups:
-            if not self._whole or number in silent or self._room.holds(live[number].group):
+            if not self._whole or number in silent or self._is_open(live[number]):
                 yield number
+
+    def _is_open(self, entry: GroupState) -> bool:
+        return not self._room.home.passes(entry) and self._room.holds(entry.group)
+
+    def go_on(self) -> None:
+        """This look was long, and the next one does not begin anew."""
+        if self._whole:
+            self._transition.fleet.whole_pass_at = -inf
 
     def count(self, placed: bool) -> None:
         """One group was looked at."""
@@ -347,6 +350,8 @@ class _Group:
 
     def place(self) -> None:
         """All that finds room."""
+        if self._room.home.passes(self._entry):
+            return
         state, before = self._transition.state, None
         for index in tuple(self._entry.waiting):
             name = sample_id(self._entry.group.id, index)
@@ -358,14 +363,14 @@ class _Group:
             if not self._offers:
                 self._room.keep(request, self._costs)
                 self._try_again(request)
-                self._room.waiting += 1
+                self._room.home.waiting += 1
                 continue
             best = min(self._offers, key=self._offers.__getitem__)
             if self._room.opens_in(state.engines[best]) > 0:
                 self._room.awaited[best] += 1
                 self._offer_again(request, state.engines[best])
             elif self._waits(name, request, self._offers[best][1]):
-                self._room.waiting += 1
+                self._room.home.waiting += 1
             else:
                 self._give(name, request, state.engines[best])
 
@@ -434,20 +439,10 @@ class _Group:
         """Whether it is better off waiting; `elsewhere`: what the best engine with room costs."""
         if self._waits_for_prefix(name, request, elsewhere) or self._waits_for_window(name, request, elsewhere):
             return True
-        return self._waits_for_home(name, request, elsewhere)
-
-    def _waits_for_home(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
-        """Whether it is better off in its turn on one of the trainer's own engines, of which none has room now: those
-        alone would give it that, and an engine with room may be ten times slower."""
-        state, now = self._transition.state, self._transition.now
-        if not state.window_open or any(state.engines[name].pool is Pool.RESERVED for name in self._offers):
+        engines = self._transition.state.engines
+        if not self._transition.state.window_open or any(engines[one].pool is Pool.RESERVED for one in self._offers):
             return False
-        home = self._costs.home_in_turn(request, self._room.waiting)
-        until = state.samples[name].since + elsewhere - home
-        if until <= now + SHORTEST_HOLD_S:
-            return False
-        self._transition.record(PlacementPaused(min(until, now + LONGEST_HOLD_S)))
-        return True
+        return self._room.home.waits(name, request, elsewhere, self._costs)
 
     def _waits_for_prefix(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
         """Whether it is better off waiting for the full engine that holds its prefix; it is looked at again in time."""

@@ -8,9 +8,10 @@ from typing import Final
 import msgspec
 import pytest
 
-from polyrl.ledger.state import LedgerState
-from polyrl.sample import Pool
-from polyrl.wire import WeightsLoaded
+from polyrl.ledger.scheduling.cost import Costs
+from polyrl.ledger.state import LeasedEngine, LedgerState
+from polyrl.sample import Group, Pool, Purpose, SamplingParams
+from polyrl.wire import Submit, WeightsLoaded, pack_ids
 from polyrl_rollout.testing.stage import Stage
 
 SLOTS: Final = 4
@@ -19,12 +20,14 @@ TOKENS: Final = 100
 """That each sample may have, and is expected to."""
 
 
-def full_at_home(times: float, waiting: int = 1) -> Stage:
+def full_at_home(times: float, waiting: int = 1, slots: int = SLOTS) -> Stage:
     """The trainer's own engine runs as many as it may, and the other one, whose steps take so many times longer, has
     come since; `waiting` samples wait as if they had just come."""
     stage = Stage()
-    stage.engine("own", Pool.RESERVED, max_running=SLOTS)
-    stage.submit(SLOTS + waiting)
+    stage.engine("own", Pool.RESERVED, max_running=slots)
+    stage.submit(slots + waiting)
+    while len(stage.placed()["own"]) < slots:
+        stage.pass_time(0.0)
     stage.engine("other", version=-1, max_running=16)
     for name, step_s in (("own", STEP_S), ("other", times * STEP_S)):
         stage.ledger.state.engines[name].step_scale = step_s
@@ -59,6 +62,65 @@ def test_the_first_of_a_queue_wait_and_those_go_whose_turn_is_late() -> None:
     waiting = [number for number, entry in stage.ledger.state.groups.items() if entry.waiting]
     assert min(waiting) == SLOTS
     assert len([number for number in waiting if number < min(there)]) > 2 * SLOTS
+
+
+def test_who_is_behind_more_than_one_look_reads_goes_elsewhere_as_well() -> None:
+    """Some 350 are better off waiting, which is more than are asked for in one look at the queue."""
+    stage = full_at_home(15.0, 2000, slots=512)
+    assert placed_there(stage) == 16
+    there = [int(sample.partition(".")[0]) for sample in stage.placed()["other"]]
+    assert 256 < min(there) - 512 < 512
+
+
+def test_a_shorter_prompt_is_not_passed_by_with_those_that_wait() -> None:
+    """What is before it in the queue finds no room at home, and this does."""
+    stage, prompts = Stage(), [200, 10, 200]
+    stage.engine("own", Pool.RESERVED, max_running=64, kv_tokens=3 * (TOKENS + 10) + 10)
+    stage.submit(2)
+    stage.engine("other", max_running=16)
+    for name, step_s in (("own", STEP_S), ("other", 10 * STEP_S)):
+        stage.ledger.state.engines[name].step_scale = step_s
+        stage.ledger.state.engines[name].token_at = stage.now
+    sampling = SamplingParams(TOKENS)
+    groups = [
+        Group(2 + number, 0, Purpose.TRAIN, pack_ids([9] * long), 1, sampling, 0, 0)
+        for number, long in enumerate(prompts)
+    ]
+    stage.trainer(Submit(stage.request(), tuple(groups)))
+    assert stage.placed() == {"own": ["0.0", "1.0", "3.0"], "other": []}
+
+
+def test_what_one_of_them_refused_leaves_its_room_to_those_behind() -> None:
+    stage = full_at_home(10.0, SLOTS)
+    stage.engine("roomy", Pool.RESERVED, version=-1, max_running=1)
+    first = stage.ledger.state.samples[f"{SLOTS}.0"]
+    first.rejected_by.append("roomy")
+    first.attempt, first.moved_at = 1, stage.now
+    stage.ledger.state.engines["roomy"].step_scale = STEP_S
+    assert placed_there(stage) == 0
+    stage.agent("roomy", WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=100))
+    assert stage.placed()["roomy"] == [f"{SLOTS + 1}.0"]
+
+
+def test_the_trainers_own_are_read_once_and_not_for_each_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five hundred of them, read for each of a long queue at each end of a turn, took three seconds."""
+    own, read = 40, list[str]()
+    stage = Stage()
+    for number in range(own):
+        stage.engine(f"own{number}", Pool.RESERVED, max_running=SLOTS)
+    stage.submit(own * SLOTS // 8 + 64, n=8)
+    stage.engine("other", version=-1, max_running=16)
+    for engine in stage.ledger.state.engines.values():
+        engine.step_scale, engine.token_at = STEP_S if engine.pool is Pool.RESERVED else 10 * STEP_S, stage.now
+    step = Costs.step
+
+    def counted(costs: Costs, engine: LeasedEngine, more: int = 0) -> float:
+        read.append(engine.name)
+        return step(costs, engine, more)
+
+    monkeypatch.setattr(Costs, "step", counted)
+    assert placed_there(stage) == 0
+    assert own <= len(read) < 3 * own
 
 
 @pytest.mark.parametrize(
