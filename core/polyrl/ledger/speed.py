@@ -37,6 +37,10 @@ TRIED_IDLE_S: Final = 10.0
 """What an agent has tried counts after so long without a token, a sample or another trial: more often it says nothing
 that is not known, and each is written down."""
 
+TRIED_FASTER: Final = 4.0
+"""So many times faster than its tokens showed an engine is not by its agent's word: what is fast only while it has no
+work would get all that waits each time. One sample tries it, once that is old."""
+
 ABOUT: Final = 1.25
 """Two speeds within so many times each other are about the same: a trial confirms what was measured of more tokens, and
 what runs has no reason to move."""
@@ -156,6 +160,8 @@ def is_news(engine: LeasedEngine, step_s: float, tried_at: float) -> bool:
     """Whether what an agent has tried of its engine, at `tried_at`, is not known; of what generates, tokens say it."""
     shortest, longest = TRIED_STEP_S
     unknown = not engine.step_scale or _is_idle_since(engine, tried_at - TRIED_IDLE_S)
+    if engine.on_trial or engine.tokens_per_s:
+        shortest = max(shortest, engine.step_scale / TRIED_FASTER)
     return unknown and shortest <= step_s <= longest
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf, nan
+from typing import Any
 
 import pytest
 
@@ -158,6 +159,24 @@ def test_a_trial_replaces_what_tokens_said_of_an_engine_without_work_since(
     pace = speed.pace_of(measured(stage, "a"), 1.0)
     assert pace.step(1) == pytest.approx(step_s if counts else STEP_S)
     assert pace.prefill_s == pytest.approx(step_s / 40 if counts else STEP_S / 50)
+
+
+@pytest.mark.parametrize(
+    "shown", [pytest.param({"tokens_per_s": 50.0}, id="tokens"), pytest.param({"on_trial": True}, id="who left it")]
+)
+def test_what_is_fast_only_without_work_is_tried_by_one_sample(shown: dict[str, Any]) -> None:
+    """Else it gets all that waits whenever it was idle, and no step that it has a part in ends in time."""
+    stage = Stage()
+    idle(stage, "a", 20.0)
+    engine = measured(stage, "a")
+    for name, value in shown.items():
+        setattr(engine, name, value)
+    announce(stage, "a", STEP_S / 10, STEP_S / 500, 0.0)
+    assert speed.pace_of(engine, 1.0).step(1) == pytest.approx(STEP_S)
+    assert not speed.is_stale(engine, stage.now)
+    stage.pass_time_heard(11.0)
+    announce(stage, "a", STEP_S / 10, STEP_S / 500, 0.0)
+    assert speed.is_stale(engine, stage.now)
 
 
 def test_a_trial_is_by_one_sequence_on_an_engine_whose_batches_are_known() -> None:
