@@ -168,7 +168,7 @@ def first_group_skipped(patch: Patch) -> None:
 MUTANTS: Final = (
     Mutant(returned_batch_loses_a_group, "I2", 311),
     Mutant(replaced_trainer_believed, "I5", 47),
-    Mutant(first_group_skipped, "I2", 5),
+    Mutant(first_group_skipped, "I2", 2),
     Mutant(lost_batches_numbers_given_again, "I2", 107),
     Mutant(incomplete_groups_packed, "I2", 0),
     Mutant(packed_twice, "I2", 3),

@@ -192,7 +192,7 @@ MUTANTS: Final = (
     Mutant(first_rejection_believed, "I1", 28),
     Mutant(stale_too_early, "I1", 1),
     Mutant(dropped_in_silence, "I5", 6),
-    Mutant(verdicts_never_asked_again, "I5", 4),
+    Mutant(verdicts_never_asked_again, "I5", 6),
     Mutant(evaluation_never_complete, "I5", 16),
     Mutant(groups_pass_every_filter, "I2", 6),
     Mutant(evaluation_is_filtered, "I1", 8),

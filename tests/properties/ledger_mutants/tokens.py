@@ -212,11 +212,11 @@ def reclaim_keeps_newer_tokens(patch: Patch) -> None:
 MUTANTS: Final = (
     Mutant(version_of_the_engine_kept, "I6", 250),
     Mutant(frame_gaps_unnoticed, "I10", 75),
-    Mutant(reclaim_keeps_newer_tokens, "I11", 196),
+    Mutant(reclaim_keeps_newer_tokens, "I11", 74),
     Mutant(no_overlap_trimming, "I4", 20),
     Mutant(gap_ignored, "I4", 20),
     Mutant(foreign_version_taken, "I6", 0),
-    Mutant(tokens_lost_when_moved, "I4", 4),
+    Mutant(tokens_lost_when_moved, "I4", 0),
     Mutant(budget_forgotten_when_moved, "I4", 16),
     Mutant(stop_token_fed_back, "I4", 4),
     Mutant(rows_that_bring_nothing, "I11", 8),
@@ -227,5 +227,5 @@ MUTANTS: Final = (
     Mutant(repeated_tokens_uncounted, "I11", 5),
     Mutant(early_end_believed, "I4", 8),
     Mutant(environment_counts_as_generated, "I4", 5),
-    Mutant(attempt_not_counted, "I4", 0),
+    Mutant(attempt_not_counted, "I4", 12),
 )
