@@ -69,7 +69,7 @@ LATE_S: Final = 1.5
 REPLAY_EVERY: Final = 61
 """Events between two comparisons of the folded with the live state; a prime, to meet every phase of a run."""
 
-_decoder = msgspec.msgpack.Decoder(AnyEvent)
+_decoder = msgspec.msgpack.Decoder(list[AnyEvent])
 
 
 class Violation(AssertionError):
@@ -243,7 +243,7 @@ class Watcher:
                 raise Violation(now, "I2", f"group {number} of step {group.step} is packed into step {request.step}")
             for scored in members:
                 self._check_response(scored.response, group, now)
-                if scored.response.sample in self._trained | self._trained_before:
+                if scored.response.sample in self._trained or scored.response.sample in self._trained_before:
                     raise Violation(now, "I2", f"sample {scored.response.sample} is trained twice")
                 self._trained.add(scored.response.sample)
             rewards = [scored.reward for scored in members]
@@ -486,8 +486,8 @@ class Watcher:
 
 
 def _fold(state: LedgerState, events: list[Event]) -> None:
-    for event in events:
-        apply(state, _decoder.decode(msgspec.msgpack.encode(event)))
+    for event in _decoder.decode(msgspec.msgpack.encode(events)):
+        apply(state, event)
 
 
 def _is_progress(event: Event) -> bool:

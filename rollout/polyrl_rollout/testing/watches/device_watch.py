@@ -28,5 +28,5 @@ class DeviceWatch:
     def happened(self, events: Iterable[Event], leased: Set[str]) -> str:
         """The ledger has decided this; `leased`: engines that it believes in."""
         given = any(isinstance(one, BatchPacked) and one.groups and one.wanted.alone for one in events)
-        awake = sorted(self._holding & leased)
-        return f"a batch that needs the devices alone is given while {awake} are awake" if given and awake else ""
+        awake = sorted(self._holding & leased) if given else []
+        return f"a batch that needs the devices alone is given while {awake} are awake" if awake else ""

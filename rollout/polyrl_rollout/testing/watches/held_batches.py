@@ -140,6 +140,9 @@ class HeldBatches:
     def _late_to_sleep(self, state: LedgerState, now: float) -> str:
         falling = self._falling
         sharing = [engine for engine in state.engines.values() if engine.pool is Pool.RESERVED and engine.rest.able]
+        if not sharing:
+            self._falling = {}
+            return ""
         phases = {engine.name: engine.rest.phase for engine in sharing}
         # One that greets awake while it was to sleep still has the memory.
         self._falling = {

@@ -73,8 +73,10 @@ class HeldMemory:
         """The ledger has decided this on a message, or as time passed (None). What is too much, in a sentence."""
         before = self._allowed["trainer"]
         self._allow(message, outcome, state)
-        self._spent["journal"] += len(encode_events(outcome.events))
-        placed = {event.assignment for event in outcome.events if isinstance(event, f.Assigned)}
+        if outcome.events:
+            self._spent["journal"] += len(encode_events(outcome.events))
+        sends = bool(outcome.to_agents)
+        placed = {event.assignment for event in outcome.events if isinstance(event, f.Assigned)} if sends else set()
         for engine, sent in outcome.to_agents:
             wrong = self._sent(engine, sent, placed, state, now)
             if wrong:
@@ -108,7 +110,7 @@ class HeldMemory:
     def _allow(self, message: Any, outcome: Effects, state: LedgerState) -> None:
         size = len(wire.encode(message)) if message is not None else 0
         carried = size if isinstance(message, wire.Submit | wire.Extend | wire.Score | wire.PublishVersion) else 0
-        decided = sum(event.durable or isinstance(event, f.RecallSent) for event in outcome.events)
+        decided = sum([event.durable or type(event) is f.RecallSent for event in outcome.events])
         every = MESSAGE_BYTES * ((message is not None) + decided)
         self._allowed["journal"] += every + carried
         self._allowed["agents"] += every + NAME_BYTES * self._named(message, state)
@@ -119,8 +121,9 @@ class HeldMemory:
             self._allow_event(event, state)
 
     def _allow_answers(self, message: Any, outcome: Effects, state: LedgerState) -> None:
-        names = sum(isinstance(event, f.VerdictRequested) for event in outcome.events)
-        answers = sum(isinstance(event, _ANSWERED) for event in outcome.events) + bool(names)
+        kinds = [type(event) for event in outcome.events]
+        names = kinds.count(f.VerdictRequested)
+        answers = sum(kind in _ANSWERED for kind in kinds) + bool(names)
         samples = sum(len(one.samples) for one in outcome.to_trainer if isinstance(one, wire.Batch))
         if isinstance(message, wire.TrainerHello):
             names += len(state.awaiting_verdict)

@@ -53,23 +53,26 @@ class WorkConservation:
         self._note_paces(state)
         room, slow = self._room_since, self._slow_since
         able = [engine for engine in state.engines.values() if engine.name not in silent and _is_sound(engine)]
-        # While the trainer learns, a sample may wait for the engines that have its devices afterwards.
-        awaited = [one for one in state.engines.values() if one.pool is Pool.RESERVED and not state.window_open]
         heads = [number for *_, number in state.queue[: len(able)]]
         roomy = [engine for engine in able if _has_slot(engine)] if heads else []
-        roomy = [engine for engine in roomy if not _is_far_slower(engine, [*able, *awaited])]
+        if roomy:
+            # While the trainer learns, a sample may wait for the engines that have its devices afterwards.
+            awaited = [one for one in state.engines.values() if one.pool is Pool.RESERVED and not state.window_open]
+            roomy = [engine for engine in roomy if not _is_far_slower(engine, [*able, *awaited])]
         self._room_since = {
             (engine.name, number): room.get((engine.name, number), now)
             for number in heads
             for engine in roomy
             if self._takes(state, engine, number) and not _is_refused(state, engine, _waiting(state, number))
         }
+        free = [] if state.queue else [engine for engine in able if not engine.occupied and engine.step_scale > 0]
+        slowest = self._slow_engines(state) if free else ()
         # What passed before a greeting tells nobody how fast an engine is.
         self._slow_since = {
             (number, engine.name): max(slow.get((number, engine.name), now), state.engines[one.engine].greeted_at)
-            for number, one in state.assignments.items()
-            if self._is_slow(state, one)
-            for engine in able
+            for number, one in (state.assignments.items() if slowest else ())
+            if one.engine in slowest and not one.recall_cause
+            for engine in free
             if self._is_far_better(state, engine, one)
         }
         for place, number in enumerate(heads):
@@ -92,15 +95,14 @@ class WorkConservation:
             if name not in self._shown or self._shown[name][0] != engine.token_at:
                 self._shown[name] = engine.token_at, self._paces[name]()
 
-    def _is_slow(self, state: LedgerState, one: Assignment) -> bool:
-        slow = self._paces[one.engine]() >= SLOW_STEP_S and not (one.recall_cause or state.queue)
-        return slow and state.engines[one.engine].step_scale > 0
+    def _slow_engines(self, state: LedgerState) -> Set[str]:
+        measured = (name for name, engine in state.engines.items() if engine.step_scale > 0)
+        return {name for name in measured if self._paces[name]() >= SLOW_STEP_S}
 
     def _is_far_better(self, state: LedgerState, engine: LeasedEngine, one: Assignment) -> bool:
         faster = self._shown[engine.name][1] * SLOW_TIMES <= self._paces[one.engine]()
         sample = state.samples[one.sample]
-        free = not engine.occupied and engine.step_scale > 0 and engine.name != sample.avoid
-        able = faster and free and self._takes(state, engine, sample.group)
+        able = faster and engine.name != sample.avoid and self._takes(state, engine, sample.group)
         return able and not _is_refused(state, engine, [one.sample])
 
     def _takes(self, state: LedgerState, engine: LeasedEngine, number: int) -> bool:
