@@ -20,6 +20,9 @@ from polyrl import interpreter
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# With it jsonschema makes forty parsers of addresses as it is imported, in seconds; no test checks formats of texts.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
 SEED = os.environ.get("POLYRL_SEED")
 
 # A test bounds facts: how fast a machine draws and runs examples is none.
