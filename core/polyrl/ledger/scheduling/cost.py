@@ -199,10 +199,14 @@ class HomeTurn(NamedTuple):
     """Until one of all that they run ends."""
     there: float
     """From then on."""
+    step_s: float
+    """Per token there, on the fastest."""
+    again_s: float
+    """Until that has read all of it, counted twice as in every cost."""
 
-    def cost(self, ahead: int) -> float:
+    def until(self, ahead: int) -> float:
         """With so many that wait before it."""
-        return (ahead + 1) * self.end_s + self.there
+        return (ahead + 1) * self.end_s
 
 
 class Costs:
@@ -243,8 +247,17 @@ class Costs:
             ends, nearest = self._at_home(request)
             there = (self._among(e, request, e.expected_running, has_sibling=False) for e in nearest)
             end_s = request.expected / ends if ends else inf
-            self._home = request, HomeTurn(end_s, min(there, default=inf))
+            step_s = self.step(nearest[0]) if nearest else inf
+            again_s = self.pace(nearest[0]).read(2 * request.context) if nearest else 0.0
+            self._home = request, HomeTurn(end_s, min(there, default=inf), step_s=step_s, again_s=again_s)
         return self._home[1]
+
+    def home_awaited_s(self, engine: LeasedEngine, request: PlacementRequest) -> float:
+        """For so long a sample would have made no more on `engine` meanwhile than reading it again at home costs: who
+        begins elsewhere takes it along."""
+        turn = self.home(request)
+        made_s = turn.again_s * self.step(engine, 1) / turn.step_s
+        return self.pace(engine).read(engine.unread + request.context) + made_s
 
     def _at_home(self, request: PlacementRequest) -> tuple[float, list[LeasedEngine]]:
         """Tokens per second of the trainer's own engines that may take it once they have room, and the fastest of

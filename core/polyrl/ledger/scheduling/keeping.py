@@ -12,8 +12,9 @@ Where none of the trainer's own engines has room, a sample waits for its turn th
 
     waited + until those have ended as many as wait before it + cost there < cost elsewhere
 
-Those alone would give it that, and an engine with room may be ten times slower. So the first of a long queue wait, and
-who goes elsewhere is far behind them: a look over the whole queue passes by what lies between.
+Those alone would give it that, and an engine with room may be ten times slower. But not for longer than it takes there
+to make what is worth reading it again at home: who begins elsewhere takes that along. So long prompts wait, and the
+first of a long queue; who goes elsewhere is far behind them, and a look over the queue passes by what lies between.
 """
 
 from __future__ import annotations
@@ -120,17 +121,20 @@ class HomeTurns:
         waits. A shorter one may fit where there was no room."""
         self._due = inf
 
-    def waits(self, name: str, request: PlacementRequest, elsewhere: float, costs: Costs) -> bool:
-        """Whether a sample is better off so; `elsewhere`: what the best engine with room costs. It is looked at again
-        in time."""
+    def waits(self, name: str, request: PlacementRequest, best: tuple[LeasedEngine, float], costs: Costs) -> bool:
+        """Whether a sample is better off so; `best`: of the engines with room, and what it costs there. It is looked at
+        again in time."""
+        engine, elsewhere = best
         state, now, turn = self._transition.state, self._transition.now, costs.home(request)
-        gains = state.samples[name].since + elsewhere - now - turn.cost(self.waiting)
-        if gains <= SHORTEST_HOLD_S:
+        wait_s = turn.until(self.waiting)
+        gains = state.samples[name].since + elsewhere - now - wait_s - turn.there
+        spare_s = min(gains - SHORTEST_HOLD_S, costs.home_awaited_s(engine, request) - wait_s)
+        if not spare_s > 0:
             return False
         if request.is_new:
             about = _about(state.groups[request.group].group)
-            ahead = self.waiting + (gains - SHORTEST_HOLD_S) / turn.end_s
-            self._ahead[about] = ahead, min(request.prompt, self._ahead.get(about, (0.0, request.prompt))[1])
+            ahead, prompt = self._ahead.get(about, (inf, request.prompt))
+            self._ahead[about] = min(ahead, self.waiting + spare_s / turn.end_s), min(request.prompt, prompt)
         until = now + min(gains, LONGEST_HOLD_S)
         if until < self._due:
             self._due = until

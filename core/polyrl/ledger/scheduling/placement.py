@@ -369,7 +369,7 @@ class _Group:
             if self._room.opens_in(state.engines[best]) > 0:
                 self._room.awaited[best] += 1
                 self._offer_again(request, state.engines[best])
-            elif self._waits(name, request, self._offers[best][1]):
+            elif self._waits(name, request, best):
                 self._room.home.waiting += 1
             else:
                 self._give(name, request, state.engines[best])
@@ -435,14 +435,15 @@ class _Group:
         if not self._offers:
             self._ask(request)
 
-    def _waits(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
-        """Whether it is better off waiting; `elsewhere`: what the best engine with room costs."""
+    def _waits(self, name: str, request: PlacementRequest, best: str) -> bool:
+        """Whether it is better off waiting; `best`: the engine with room where it costs least."""
+        elsewhere = self._offers[best][1]
         if self._waits_for_prefix(name, request, elsewhere) or self._waits_for_window(name, request, elsewhere):
             return True
         engines = self._transition.state.engines
         if not self._transition.state.window_open or any(engines[one].pool is Pool.RESERVED for one in self._offers):
             return False
-        return self._room.home.waits(name, request, elsewhere, self._costs)
+        return self._room.home.waits(name, request, (engines[best], elsewhere), self._costs)
 
     def _waits_for_prefix(self, name: str, request: PlacementRequest, elsewhere: float) -> bool:
         """Whether it is better off waiting for the full engine that holds its prefix; it is looked at again in time."""

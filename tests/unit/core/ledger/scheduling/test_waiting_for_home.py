@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 import pytest
 
+from polyrl.ledger import speed
 from polyrl.ledger.scheduling.cost import Costs
 from polyrl.ledger.state import LeasedEngine, LedgerState
 from polyrl.sample import Group, Pool, Purpose, SamplingParams
@@ -20,18 +21,23 @@ TOKENS: Final = 100
 """That each sample may have, and is expected to."""
 
 
-def full_at_home(times: float, waiting: int = 1, slots: int = SLOTS) -> Stage:
-    """The trainer's own engine runs as many as it may, and the other one, whose steps take so many times longer, has
-    come since; `waiting` samples wait as if they had just come."""
+LONG: Final = 2000
+"""Tokens of a prompt that takes as long to read as forty take to make."""
+
+
+def full_at_home(times: float, waiting: int = 1, slots: int = SLOTS, prompt: int = LONG) -> Stage:
+    """The trainer's own engine runs as many as it may and has read them; the other one, whose steps take so many
+    times longer, has come since; `waiting` samples wait as if they had just come."""
     stage = Stage()
-    stage.engine("own", Pool.RESERVED, max_running=slots)
-    stage.submit(slots + waiting)
+    stage.engine("own", Pool.RESERVED, max_running=slots, kv_tokens=10_000_000)
+    stage.submit(slots + waiting, prompt_ids=pack_ids([9] * prompt))
     while len(stage.placed()["own"]) < slots:
         stage.pass_time(0.0)
     stage.engine("other", version=-1, max_running=16)
     for name, step_s in (("own", STEP_S), ("other", times * STEP_S)):
         stage.ledger.state.engines[name].step_scale = step_s
         stage.ledger.state.engines[name].token_at = stage.now
+    stage.ledger.state.engines["own"].unread = 0
     return stage
 
 
@@ -41,23 +47,24 @@ def placed_there(stage: Stage) -> int:
 
 
 @pytest.mark.parametrize(
-    ("times", "waiting", "placed"),
+    ("times", "waiting", "prompt", "placed"),
     [
-        pytest.param(10.0, 1, 0, id="ten times slower"),
-        pytest.param(1.0, 1, 1, id="as fast"),
-        pytest.param(0.5, 1, 1, id="faster"),
-        pytest.param(1.2, 1, 1, id="slower by less than its turn takes"),
-        pytest.param(10.0, SLOTS, 0, id="ten times slower, each in its turn"),
-        pytest.param(10.0, 60, 16, id="a queue of fifteen rounds"),
+        pytest.param(10.0, 1, LONG, 0, id="ten times slower"),
+        pytest.param(1.0, 1, LONG, 1, id="as fast"),
+        pytest.param(0.5, 1, LONG, 1, id="faster"),
+        pytest.param(1.1, 1, LONG, 1, id="slower by less than its turn takes"),
+        pytest.param(10.0, 1, 10, 1, id="what is made there meanwhile is worth more than reading it again"),
+        pytest.param(10.0, SLOTS, LONG, 0, id="ten times slower, each in its turn"),
+        pytest.param(10.0, 60, LONG, 1, id="a queue of fifteen rounds: until there is as much to read there"),
     ],
 )
-def test_it_waits_if_its_turn_at_home_ends_sooner(times: float, waiting: int, placed: int) -> None:
-    assert placed_there(full_at_home(times, waiting)) == placed
+def test_it_waits_if_its_turn_at_home_ends_sooner(times: float, waiting: int, prompt: int, placed: int) -> None:
+    assert placed_there(full_at_home(times, waiting, prompt=prompt)) == placed
 
 
 def test_the_first_of_a_queue_wait_and_those_go_whose_turn_is_late() -> None:
-    stage = full_at_home(10.0, 60)
-    assert placed_there(stage) == 16
+    stage = full_at_home(10.0, 60, prompt=500)
+    assert placed_there(stage) > SLOTS
     there = [int(sample.partition(".")[0]) for sample in stage.placed()["other"]]
     waiting = [number for number, entry in stage.ledger.state.groups.items() if entry.waiting]
     assert min(waiting) == SLOTS
@@ -66,8 +73,8 @@ def test_the_first_of_a_queue_wait_and_those_go_whose_turn_is_late() -> None:
 
 def test_who_is_behind_more_than_one_look_reads_goes_elsewhere_as_well() -> None:
     """Some 350 are better off waiting, which is more than are asked for in one look at the queue."""
-    stage = full_at_home(15.0, 2000, slots=512)
-    assert placed_there(stage) == 16
+    stage = full_at_home(15.0, 2000, slots=512, prompt=1500)
+    assert placed_there(stage) > 0
     there = [int(sample.partition(".")[0]) for sample in stage.placed()["other"]]
     assert 256 < min(there) - 512 < 512
 
@@ -108,7 +115,7 @@ def test_the_trainers_own_are_read_once_and_not_for_each_that_waits(monkeypatch:
     stage = Stage()
     for number in range(own):
         stage.engine(f"own{number}", Pool.RESERVED, max_running=SLOTS)
-    stage.submit(own * SLOTS // 8 + 64, n=8)
+    stage.submit(own * SLOTS // 8 + 64, n=8, prompt_ids=pack_ids([9] * LONG))
     stage.engine("other", version=-1, max_running=16)
     for engine in stage.ledger.state.engines.values():
         engine.step_scale, engine.token_at = STEP_S if engine.pool is Pool.RESERVED else 10 * STEP_S, stage.now
@@ -152,7 +159,7 @@ def test_it_waits_no_longer_than_it_could_gain() -> None:
     """What runs at home may take far longer than was thought."""
     stage = full_at_home(10.0)
     assert placed_there(stage) == 0
-    there, waited = 10 * TOKENS * STEP_S, 0.0
+    there, waited = 10 * STEP_S * (TOKENS + 2 * LONG / speed.PREFILL_RATIO), 0.0
     while not stage.placed()["other"] and waited < 2 * there:
         stage.pass_time_heard(1.0)
         waited += 1.0
@@ -161,8 +168,8 @@ def test_it_waits_no_longer_than_it_could_gain() -> None:
 
 def test_it_waits_for_room_for_what_it_holds_as_for_a_slot() -> None:
     stage = Stage()
-    stage.engine("own", Pool.RESERVED, max_running=64, kv_tokens=SLOTS * (TOKENS + 1))
-    stage.submit(2 * SLOTS)
+    stage.engine("own", Pool.RESERVED, max_running=64, kv_tokens=SLOTS * (LONG + TOKENS + 1))
+    stage.submit(2 * SLOTS, prompt_ids=pack_ids([9] * LONG))
     own, running = stage.ledger.state.engines["own"], len(stage.placed()["own"])
     assert running < 2 * SLOTS
     stage.engine("other", version=-1, max_running=16)
