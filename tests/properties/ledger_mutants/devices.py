@@ -64,5 +64,5 @@ MUTANTS: Final = (
     Mutant(sleepless_engine_awaited, "I9", 180),
     Mutant(greeting_gives_time_anew, "I9", 2699),
     Mutant(learning_time_forgotten, "I9", 35),
-    Mutant(sleeps_through_what_others_cannot, "I5", 3002947),
+    Mutant(sleeps_through_what_others_cannot, "I5", 6473),
 )
