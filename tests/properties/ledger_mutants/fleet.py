@@ -121,7 +121,7 @@ def prefix_awaited_for_ever(patch: Patch) -> None:
 
 def home_awaited_for_ever(patch: Patch) -> None:
     """A sample waits for the trainer's own engines, however long its turn is there."""
-    patch.setattr(cost.Costs, "home", lambda costs, request: cost.HomeTurn(1.0, -inf))
+    patch.setattr(cost.Costs, "home", lambda costs, request: cost.HomeTurn(1.0, -inf, step_s=1.0, again_s=inf))
 
 
 def absence_unnoticed(patch: Patch) -> None:
