@@ -116,6 +116,8 @@ def _send_text(transition: Transition, engine: LeasedEngine, number: int) -> Non
 
 def _greet(transition: Transition, name: str, hello: wire.Hello) -> None:
     state, config, now = transition.state, transition.config, transition.now
+    if hello.pool is not Pool.RESERVED:  # it shares no device with the trainer, whatever it says
+        hello = msgspec.structs.replace(hello, sleeps=False, asleep=False)
     refusal = _refusal(transition, name, hello)
     if refusal is not None:
         transition.ignore("refusedHello")

@@ -124,6 +124,17 @@ def test_an_engine_of_another_pool_is_never_asked() -> None:
     assert not sent(asked, GoToSleep)
 
 
+@pytest.mark.parametrize("pool", [Pool.SPOT, Pool.ON_DEMAND])
+def test_an_engine_of_another_pool_does_not_sleep_whatever_it_says(pool: Pool) -> None:
+    """Nobody would ever wake it."""
+    stage = Stage()
+    stage.engine("s", pool, sleeps=True)
+    stage.agent("s", Asleep(0.5))
+    stage.submit(1)
+    assert len(stage.placed()["s"]) == 1
+    assert stage.ledger.state.engines["s"].rest.phase is RestPhase.AWAKE
+
+
 def test_what_it_runs_comes_back_with_its_tokens_and_waits_for_the_window() -> None:
     stage = shared(30, others=8)
     state = stage.ledger.state
@@ -192,9 +203,9 @@ def test_one_that_sleeps_gets_no_work_though_it_says_that_it_serves() -> None:
     """Drawn at random: it ran a sample in its sleep, as far as the ledger knew."""
     stage = Stage()
     stage.submit(1)
-    greeting = Hello(1, "s", pool=Pool.SPOT, max_running=1, kv_tokens=100_000, max_context=4096, weight_version=0)
-    assert not sent(stage.agent("s", msgspec.structs.replace(greeting, sleeps=True, asleep=True)), Assign)
-    assert sent(stage.agent("s", greeting), Assign)
+    greeting = Hello(1, "r", pool=Pool.RESERVED, max_running=1, kv_tokens=100_000, max_context=4096, weight_version=0)
+    assert not sent(stage.agent("r", msgspec.structs.replace(greeting, sleeps=True, asleep=True)), Assign)
+    assert sent(stage.agent("r", greeting), Assign)
 
 
 def test_a_first_start_says_nothing_of_what_waking_takes() -> None:
