@@ -134,7 +134,8 @@ def test_who_interrupts_while_libraries_load_sees_no_traceback() -> None:
     next(line for line in started.stderr if line.endswith(" typer\n"))
     started.send_signal(signal.SIGINT)
     _, printed = started.communicate(timeout=DEADLINE_S)
-    assert started.returncode == -signal.SIGINT
+    # On a crowded machine the last of them may be loaded by then, and the command says itself that it was interrupted.
+    assert started.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
     assert "Traceback" not in printed
 
 
