@@ -38,8 +38,9 @@ async def begins_a_trial(rig: Rig) -> None:
 
 async def test_an_engine_without_work_is_tried_again_and_again(idle_rig: Rig) -> None:
     await idle_rig.serve(0)
-    idle_rig.engine.tokens_per_second = 200.0
+    idle_rig.engine.tokens_per_second, begun = 200.0, asyncio.get_running_loop().time()
     await idle_rig.manager.receive(WeightsLoaded, 4)
+    assert asyncio.get_running_loop().time() - begun > 3 * AGAIN_S, "not at once, each time"
     first, *_, last = idle_rig.manager.all_of(WeightsLoaded)
     assert last.step_seconds > 3 * first.step_seconds, "it has become slower, and that is said"
     assert (last.version, last.bytes_pulled, last.receipt) == (0, 0, first.receipt)
@@ -57,12 +58,14 @@ async def test_when_it_was_tried_is_said_with_what_is_said_again(
 
 
 async def test_an_engine_that_works_is_not_tried(idle_rig: Rig) -> None:
+    """Also while it reads a prompt, and gives no token."""
     await idle_rig.serve(0)
-    idle_rig.engine.tokens_per_second = 100.0
+    idle_rig.engine.tokens_per_second, idle_rig.engine.chunk_tokens = 100.0, 100
     await idle_rig.assign(1, budget=150)
     begun = idle_rig.engine.begun
     await idle_rig.finished(range(1, 2))
     assert idle_rig.engine.begun == begun + 1
+    idle_rig.engine.chunk_tokens = 4
     await idle_rig.manager.receive(WeightsLoaded, 2)
 
 
@@ -74,6 +77,7 @@ async def test_a_sample_ends_a_trial(idle_rig: Rig) -> None:
     await idle_rig.assign(1)
     await idle_rig.finished(range(1, 2))
     assert idle_rig.manager.tokens[1] == undisturbed(1, 40)
+    assert not idle_rig.engine._running, "the trial's request has ended with it"
     assert len(idle_rig.manager.all_of(WeightsLoaded)) == loads, "it says nothing that was cut short"
 
 
@@ -117,16 +121,20 @@ async def test_an_agent_that_ends_ends_a_trial(idle_rig: Rig) -> None:
     await idle_rig.serve(0)
     await begins_a_trial(idle_rig)
     await idle_rig.close_agent()
-    assert await asyncio.wait_for(idle_rig.engine.load_weights(2, Path()), timeout=1.0)
+    assert not [task for task in asyncio.all_tasks() if "try_engine" in repr(task.get_coro())]
 
 
 async def test_an_engine_that_shares_what_it_computes_on_is_not_tried_again(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idle_trials, "AGAIN_S", 0.05)
     monkeypatch.setattr(idle_trials, "BUSY_S", 0.05)
-    rig.model_config = MODEL
-    await rig.serve(0)
-    begun = rig.engine.begun
-    await asyncio.sleep(AGAIN_S)
-    assert rig.engine.begun == begun
+    rig = Rig(tmp_path)
+    try:
+        rig.model_config = MODEL
+        await rig.serve(0)
+        begun = rig.engine.begun
+        await asyncio.sleep(AGAIN_S)
+        assert rig.engine.begun == begun
+    finally:
+        await rig.close()

@@ -7,7 +7,7 @@ room, the sample waits for it as long as
 
 so it never takes twice as long as it would have by going elsewhere at once, and among engines that are alike waiting
 never costs more than reading again would have. Likewise it waits for the reserved window, for its turn on the trainer's
-own engines while those have no room, and for an engine that has its share of what needs the newest
+own engines while those have no room (see `keeping`), and for an engine that has its share of what needs the newest
 weights (see `arrivals`).
 
 Order is priority, then age of the group. A group that finds no room keeps one engine, where room comes free first (see
