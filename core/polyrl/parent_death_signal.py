@@ -18,15 +18,15 @@ PR_SET_PDEATHSIG: Final = 1
 """prctl's option number, from <linux/prctl.h>."""
 
 
-def hold() -> None:
-    """From here on this process ends with its parent. Exits at once when the parent is already gone.
+def hold(by: signal.Signals = signal.SIGKILL) -> None:
+    """From here on this process gets signal `by` when its parent ends. Exits at once when the parent is already gone.
 
     Without POLYRL_PARENT_PID in the environment nobody claims this process, and it lives on its own.
     """
     claimed = os.environ.get(PARENT_PID)
     if claimed is None:
         return
-    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != int(claimed):
         sys.exit(f"the process {claimed} that started this one is gone")

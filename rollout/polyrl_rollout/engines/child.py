@@ -52,7 +52,7 @@ class ChildProcess:
                 return cls(forked)
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "polyrl_rollout.exec_with_parent_death_signal", "--", *command),
+                *(sys.executable, "-m", "polyrl_rollout.supervise", "--", *command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.__stderr__,
                 env=env,
@@ -74,25 +74,33 @@ class ChildProcess:
 
     async def was_killed(self) -> bool:
         """Of one whose output has just ended: True when a signal ended it."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REAP_S):
-                await self._ended()
+        await self._ends_within(REAP_S)
         return self.returncode is not None and self.returncode < 0
 
     async def end(self, grace_s: float) -> None:
         """Gives it `grace_s` to end by itself, then kills it."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self._ended()
-        await self.kill()
+        if not await self._ends_within(grace_s):
+            await self.kill()
 
     async def kill(self) -> None:
-        """Ends it without asking; fine when it has ended."""
+        """Ends it without asking, with all that it started; fine when it has ended."""
+        if not isinstance(self._process, Forked):
+            # Its supervisor kills what is below; killed itself, it could not.
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            if await self._ends_within(KILL_DEADLINE_S):
+                return
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KILL_DEADLINE_S):
+        await self._ends_within(KILL_DEADLINE_S)
+
+    async def _ends_within(self, deadline_s: float) -> bool:
+        try:
+            async with asyncio.timeout(deadline_s):
                 await self._ended()
+        except TimeoutError:
+            return False
+        return True
 
     async def _ended(self) -> int:
         return await (self._process.ended() if isinstance(self._process, Forked) else self._process.wait())

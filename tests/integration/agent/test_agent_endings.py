@@ -1,49 +1,160 @@
-"""How the agent's process ends: with its parent, at once on wrong input, and the same signal works for any program."""
+"""How the agent's process ends, and an engine's: with its parent, with all that it started, at once on wrong input."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from polyrl.parent_death_signal import PARENT_PID
 from polyrl_operator.secret import write_run_keys
-from polyrl_rollout import exec_with_parent_death_signal
-from polyrl_rollout.exec_with_parent_death_signal import EXIT_NOT_FOUND
+from polyrl_rollout import supervise
+from polyrl_rollout.engines.child import ChildProcess
+from polyrl_rollout.supervise import EXIT_NOT_FOUND
 
 DEADLINE_S = 60.0
-PARENT = f"""
-import os, subprocess, sys
-child = [sys.executable, "-m", "{exec_with_parent_death_signal.__name__}", "--", "sh", "-c", "echo $$; exec sleep 600"]
-subprocess.run(child, env={{**os.environ, "{PARENT_PID}": str(os.getpid())}})
+SLEEPS = "echo $$; exec sleep 600"
+DEEP = f"setsid sh -c '{SLEEPS}' & sh -c 'trap \"\" TERM; {SLEEPS}' & {SLEEPS}"
+"""One of its own session, one that would outlive a SIGTERM, and their parent: each prints its process id."""
+PARENT = """
+import asyncio, sys
+from polyrl_rollout.engines.child import ChildProcess
+
+async def main():
+    child = await ChildProcess.start(sys.argv[1:])
+    print(child.pid, flush=True)
+    if await asyncio.to_thread(sys.stdin.readline) == "kill\\n":
+        await child.kill()
+        print("killed", child.returncode, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
 """
 
 
-async def test_a_program_with_a_parent_death_signal_ends_when_its_parent_is_killed() -> None:
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, stdout=subprocess.PIPE)
+@dataclass
+class Started:
+    """A parent of `DEEP`, whose printed ids come on its standard error."""
+
+    parent: asyncio.subprocess.Process
+    supervisor: int
+    below: list[int]
+
+
+@contextlib.asynccontextmanager
+async def started(script: str, count: int) -> AsyncGenerator[Started]:
+    """A parent that supervises `script`, of which `count` processes have printed their ids. Ends them all."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, "sh", "-c", script, **pipes)
     assert parent.stdout is not None
-    child = int(await asyncio.wait_for(parent.stdout.readline(), DEADLINE_S))
-    os.kill(child, 0)
-    parent.kill()
-    await parent.wait()
-    # The pipe closes when the last process that holds it, the child, is gone.
-    assert await asyncio.wait_for(parent.stdout.read(), DEADLINE_S) == b""
+    assert parent.stderr is not None
+    below: list[int] = []
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            supervisor = int(await parent.stdout.readline())
+            below += [int(await parent.stderr.readline()) for _ in range(count)]
+        yield Started(parent, supervisor, below)
+    finally:
+        for pid in (parent.pid, *below):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await parent.wait()
+
+
+async def gone(parent: asyncio.subprocess.Process) -> None:
+    """Returns when nobody holds the pipe any more that all below `parent` print to."""
+    assert parent.stderr is not None
+    assert await asyncio.wait_for(parent.stderr.read(), DEADLINE_S) == b""
+
+
+async def ended(pids: list[int]) -> None:
+    """Returns when none of them runs; nobody may have waited for them."""
+    until_s = time.monotonic() + DEADLINE_S
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        assert time.monotonic() < until_s, "it lives on"
+        await asyncio.sleep(0.01)
+
+
+async def test_all_that_a_program_started_ends_when_its_parent_is_killed() -> None:
+    async with started(DEEP, 3) as deep:
+        for pid in deep.below:
+            os.kill(pid, 0)
+        deep.parent.kill()
+        await gone(deep.parent)
+
+
+async def test_all_that_a_program_started_ends_with_it() -> None:
+    async with started(DEEP, 3) as deep:
+        program = next(one for one in psutil.Process(deep.supervisor).children() if one.pid in deep.below)
+        program.kill()
+        await ended([deep.supervisor, *deep.below])
+
+
+async def test_killing_it_kills_all_below_and_tells_by_what() -> None:
+    async with started(DEEP, 3) as deep:
+        assert deep.parent.stdin is not None
+        assert deep.parent.stdout is not None
+        deep.parent.stdin.write(b"kill\n")
+        assert await asyncio.wait_for(deep.parent.stdout.readline(), DEADLINE_S) == b"killed -15\n"
+        assert [pid for pid in deep.below if psutil.pid_exists(pid)] == []
+
+
+async def test_a_killed_supervisor_takes_the_program_along() -> None:
+    async with started(SLEEPS, 1) as one:
+        os.kill(one.supervisor, signal.SIGKILL)
+        await ended(one.below)
+
+
+async def test_what_a_program_was_passed_is_its_own() -> None:
+    """Who reads from the other end must notice when the program has ended."""
+    reads, writes = os.pipe()
+    closes = f"import os, time; os.close({writes}); time.sleep(600)"
+    program = await ChildProcess.start([sys.executable, "-c", closes], pass_fds=[writes])
+    try:
+        os.close(writes)
+        assert await asyncio.wait_for(asyncio.to_thread(os.read, reads, 1), DEADLINE_S) == b""
+    finally:
+        await program.kill()
+        os.close(reads)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        pytest.param("exit 0", 0, id="well"),
+        pytest.param("exit 3", 3, id="with a status"),
+        pytest.param("kill -9 $$", -9, id="killed"),
+        pytest.param("kill -11 $$", -11, id="by a fault"),
+        pytest.param("kill -15 $$", -15, id="terminated"),
+        pytest.param("sleep 600 & exit 4", 4, id="before what it started"),
+    ],
+)
+def test_a_supervisor_ends_as_its_program_does(script: str, code: int) -> None:
+    argv = [sys.executable, "-m", supervise.__name__, "--", "sh", "-c", script]
+    # Its pipes close when the last process that holds them is gone.
+    assert subprocess.run(argv, capture_output=True, timeout=DEADLINE_S, check=False).returncode == code
 
 
 def test_a_program_whose_parent_is_gone_already_is_not_started() -> None:
     env = {**os.environ, PARENT_PID: "1"}
-    argv = [sys.executable, "-m", "polyrl_rollout.exec_with_parent_death_signal", "--", "echo", "started"]
+    argv = [sys.executable, "-m", "polyrl_rollout.supervise", "--", "echo", "started"]
     ended = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.returncode == 1
     assert ended.stdout == ""
 
 
 def test_a_program_that_does_not_exist() -> None:
-    argv = [sys.executable, "-m", "polyrl_rollout.exec_with_parent_death_signal", "--", "no-such-program"]
+    argv = [sys.executable, "-m", "polyrl_rollout.supervise", "--", "no-such-program"]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.returncode == EXIT_NOT_FOUND
     assert ended.stderr == "no-such-program: No such file or directory\n"

@@ -45,6 +45,8 @@ SLEEPS_ON_CPU = Path(__file__).parents[2] / "sglang" / "sleep"
 VOCAB = 64
 EOS = 63
 MAX_CONTEXT = 480
+SERVER_PROCESSES = 2
+"""That a server of SGLang's starts beside itself: a scheduler and a detokenizer."""
 TOLERANCE = 2e-4
 """Of a logprob in float32, over different orders of summation."""
 GREEDY = SamplingParams(0, temperature=0.0)
@@ -249,6 +251,16 @@ async def first_tokens(*outputs: Output) -> None:
 def tree(pid: int) -> list[psutil.Process]:
     root = psutil.Process(pid)
     return [root, *root.children(recursive=True)]
+
+
+def spawned(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that Python has spawned for another, and that have not given themselves a name yet."""
+    found = []
+    for one in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("multiprocessing.spawn" in word for word in one.cmdline()):
+                found.append(one)
+    return found
 
 
 async def assert_gone(processes: list[psutil.Process]) -> None:
@@ -589,6 +601,7 @@ from polyrl_rollout.agent.__main__ import choose_engine
 
 async def main():
     engine = choose_engine(EngineSpec.model_validate_json(sys.argv[1]))
+    print("starts", flush=True)
     await engine.start(Path(sys.argv[2]))
     print(engine.pid, flush=True)
     await asyncio.sleep(600)
@@ -597,20 +610,37 @@ asyncio.run(main())
 """
 
 
-async def test_no_process_outlives_a_killed_parent(kind: str, models: Models) -> None:
+@contextlib.asynccontextmanager
+async def parent_of(kind: str, models: Models) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Another process that starts an engine: it says so, and then the engine's process id. It is killed."""
     spec = spec_of(kind).model_dump_json(by_alias=True)
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PARENT, spec, str(models.folders[0]), stdout=asyncio.subprocess.PIPE
     )
-    assert parent.stdout is not None
     try:
+        assert parent.stdout is not None
         async with asyncio.timeout(300):
-            pid = int(await parent.stdout.readline())
-        processes = tree(pid)
+            assert await parent.stdout.readline() == b"starts\n"
+            yield parent
     finally:
         with contextlib.suppress(ProcessLookupError):
             parent.kill()
         await parent.communicate()
+
+
+async def test_no_process_outlives_a_killed_parent(kind: str, models: Models) -> None:
+    async with parent_of(kind, models) as parent:
+        assert parent.stdout is not None
+        processes = tree(int(await parent.stdout.readline()))
+    await assert_gone(processes)
+
+
+@pytest.mark.sglang
+async def test_no_process_outlives_a_parent_that_is_killed_while_they_start(models: Models) -> None:
+    """SGLang's processes tie themselves to its server only when they have imported everything."""
+    async with parent_of("sglang", models) as parent:
+        while len(spawned(processes := tree(parent.pid))) < SERVER_PROCESSES:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
     await assert_gone(processes)
 
 

@@ -553,7 +553,7 @@ def test_a_parent_is_named_to_what_it_starts(environment: Mapping[str, str], tmp
     forks = ForkServer.start([], environment)
     given = {**environment, PARENT_PID: str(os.getpid())}
     with (tmp_path / "printed").open("wb") as out:
-        command = [sys.executable, "-m", "polyrl_rollout.exec_with_parent_death_signal", "--", "echo", "held"]
+        command = [sys.executable, "-m", "polyrl_rollout.supervise", "--", "echo", "held"]
         forked = forks.fork(command, given, OutputFiles(out.fileno(), 2))
     assert forked is not None
     assert forked.wait(DEADLINE_S) == 0

@@ -1,0 +1,114 @@
+"""Runs CMD, and ends it with all that it started, however deep, when CMD ends or the parent of this process does.
+
+    python -m polyrl_rollout.supervise -- CMD ARGS...
+
+For programs that start others: SGLang's processes tie themselves to each other only once they have imported everything,
+and whoever lost its server before that would stay for good, with a GPU's memory. The parent gives its process id in
+`polyrl.parent_death_signal.PARENT_PID`, and ends all by SIGTERM. This process ends as CMD did: by the same signal, or
+with the same status.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from typing import Final, Never
+
+import psutil
+
+from polyrl import parent_death_signal
+
+EXIT_NOT_FOUND: Final = 127
+"""What a shell exits with when there is no such program."""
+PR_SET_CHILD_SUBREAPER: Final = 36
+"""prctl's option number, from <linux/prctl.h>: orphans below become children of this process."""
+FIRST_PASSED: Final = 3
+"""File descriptors from here on are the command's; those below are standard."""
+ENDS: Final = (signal.SIGTERM, signal.SIGINT)
+AWAITED: Final = (*ENDS, signal.SIGCHLD)
+
+
+def main(argv: list[str]) -> Never:
+    """`-- CMD ARGS...`. Exits 1 without a command, EXIT_NOT_FOUND when CMD cannot be started."""
+    if len(argv) < 2 or argv[0] != "--":
+        sys.exit("usage: python -m polyrl_rollout.supervise -- CMD [ARGS...]")
+    # Before the parent's death can be signalled: a signal that nobody awaits yet waits itself.
+    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    _adopt_orphans()
+    parent_death_signal.hold(signal.SIGTERM)
+    child = _start(argv[1:])
+    while (status := _ended(child)) is None:
+        signal_number = signal.sigwait(AWAITED)
+        if signal_number in ENDS:
+            _end_all()
+            _die_by(signal_number)
+    _end_all()
+    if (code := os.waitstatus_to_exitcode(status)) < 0:
+        _die_by(-code)
+    sys.exit(code)
+
+
+def _adopt_orphans() -> None:
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def _start(command: list[str]) -> int:
+    """Process id of `command`, which a kill of this process ends too."""
+    own = os.getpid()
+    if child := os.fork():
+        # An end of what CMD writes to must not wait for this process.
+        os.closerange(FIRST_PASSED, os.sysconf("SC_OPEN_MAX"))
+        return child
+    os.environ[parent_death_signal.PARENT_PID] = str(own)
+    parent_death_signal.hold()
+    # CMD is the parent of its own children: a value meant for it would end them.
+    del os.environ[parent_death_signal.PARENT_PID]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(EXIT_NOT_FOUND)
+
+
+def _ended(child: int) -> int | None:
+    """The wait status of `child` once it has ended. Orphans that have are forgotten."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            raise AssertionError("somebody else has waited for the child") from None
+        if pid == child:
+            return status
+        if pid == 0:
+            return None
+
+
+def _end_all() -> None:
+    """Kills all below and waits for them. Who loses its parent by that comes here, and is next."""
+    this = psutil.Process()
+    while True:
+        for one in this.children():
+            one.kill()
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _die_by(number: int) -> Never:
+    """As if that signal had been ours, without writing another core file beside the child's."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    raise AssertionError(f"signal {number} ends no process")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
