@@ -111,16 +111,17 @@ def fit_steps(steps: Sequence[FinishedStep]) -> StepModel:
     weights = np.ones(len(steps))
     reported = median(one.shared_engine_seconds for one in steps)
     for _ in range(ROUNDS):
-        means = np.average(table, axis=0, weights=weights)
+        means = weights @ table / weights.sum()
         mean_share, _, mean_s = means.tolist()
         whole = mean_s / mean_share
         credible = min(whole, max(0.0, reported))
         # Each row in units of its own error.
         error, unit = REPORT_ERROR * credible + LEAST_ERROR * whole, NOISE * mean_s
         rows = (table - means) / unit
-        reports = ((1 / error, 0.0, credible / error), (0.0, 1 / (DRIFT * mean_s), 0.0))
-        weighed = np.vstack((np.sqrt(weights)[:, None] * rows, reports))
-        found, *_ = np.linalg.lstsq(weighed[:, :2], weighed[:, 2])
+        squares = rows.T @ (weights[:, None] * rows)
+        squares[0] += (1 / error**2, 0.0, credible / error**2)
+        squares[1, 1] += 1 / (DRIFT * mean_s) ** 2
+        found = np.linalg.solve(squares[:2, :2], squares[:2, 2])
         off = rows[:, 2] - rows[:, :2] @ found
         weights = 1 / (1 + (off - median(off.tolist())) ** 2 / FAR**2)
     shared = min(max(0.0, float(found[0])), whole)
