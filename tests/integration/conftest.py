@@ -56,6 +56,10 @@ PASSED_ON: Final = (
 forked only where what its libraries may have read is the same."""
 
 
+OF_THE_COMMAND: Final = ("polyrl_cli.local.run", "polyrl_cli.report.plot")
+"""What `polyrl run` loads of its own; matplotlib, for a run's picture, takes it longer than all else that it does."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def loaded_libraries(request: pytest.FixtureRequest) -> Iterator[None]:
     """Of the processes that tests start with `StartedProcess`, and of ranks and engines of this one."""
@@ -66,7 +70,7 @@ def loaded_libraries(request: pytest.FixtureRequest) -> Iterator[None]:
     given = dict(os.environ)
     os.environ.clear()
     os.environ.update(inherited(given, PASSED_ON))
-    forks = ForkServer.start((*LIBRARIES, "polyrl_cli.local.run"), os.environ)
+    forks = ForkServer.start((*LIBRARIES, *OF_THE_COMMAND), os.environ)
     forks.keep()
     yield
     own.set_link(None)
