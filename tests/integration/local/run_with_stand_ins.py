@@ -1,6 +1,6 @@
 """A run whose manager is real and whose trainer and agents are a few lines each; started by test_run_endings.
 
-python run_with_stand_ins.py RUN_FOLDER TRAINER_CODE AGENT_CODE [frozen: its fork server is]
+python -m polyrl.testing.script run_with_stand_ins.py RUN_FOLDER TRAINER_CODE AGENT_CODE [frozen: its fork server is]
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from polyrl.errors import UserError
-from polyrl.forks import ForkServer
+from polyrl.forks import ForkServer, own_server
 from polyrl.manifest.environment import EVERY_WORKER, inherited
 from polyrl.manifest.job import PolyRLJob
 from polyrl.worker import NAME_SLOT, Role, RunLocation, Worker, workers_of
@@ -58,7 +58,9 @@ def main() -> int:
             rollout=stand_in(wanted.rollout, agent, root),
         )
         try:
-            return execute(job, wanted, folder, run_epoch, Console(width=120), frozen() if sys.argv[4:] else None)
+            return execute(
+                job, wanted, folder, run_epoch, Console(width=120), frozen() if sys.argv[4:] else own_server()
+            )
         except UserError as error:
             print(error, file=sys.stderr)
             return 2

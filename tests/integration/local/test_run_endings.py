@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from polyrl.forks.client import READY_S
+from polyrl.testing.started import StartedProcess, words_of
 from polyrl.worker import FAILED_STARTS_LIMIT
 from polyrl_cli.inspection.why import why_lines
 
@@ -58,8 +59,8 @@ def start() -> Iterator[Run]:
     started: list[subprocess.Popen[str]] = []
 
     def begin(root: Path, trainer: str = SLEEPS, agent: str = SLEEPS, *more: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, str(DRIVER), str(root), trainer, agent, *more]
-        run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        argv = [sys.executable, "-m", "polyrl.testing.script", str(DRIVER), str(root), trainer, agent, *more]
+        run = StartedProcess(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         started.append(run)
         return run
 
@@ -74,7 +75,7 @@ def processes_of(root: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            named = any(part.startswith(str(root)) for part in process.cmdline())
+            named = any(part.startswith(str(root)) for part in words_of(process))
             if named and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
@@ -108,7 +109,7 @@ def the_worker(root: Path, name: str) -> psutil.Process:
     return next(
         process
         for process in processes_of(root)
-        if name in process.cmdline()[-1:] or f"polyrl_rollout.{name}" in process.cmdline()
+        if name in words_of(process)[-1:] or f"polyrl_rollout.{name}" in words_of(process)
     )
 
 
@@ -224,7 +225,7 @@ def test_a_killed_agent_takes_its_engine_along_and_is_replaced(root: Path, start
     victim.kill()
     psutil.wait_procs([victim, engine], timeout=DEADLINE_S)
     assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
-    wait_until(lambda: any("rollout-2" in process.cmdline() for process in processes_of(root)), "a replacement")
+    wait_until(lambda: any("rollout-2" in words_of(process) for process in processes_of(root)), "a replacement")
     run.send_signal(signal.SIGINT)
     output_of(run)
     # The runner waits for its agents; their engines the kernel ends, in its own time.
@@ -307,7 +308,7 @@ def test_a_run_whose_starting_engines_are_killed_waits_says_so_and_counts_them(r
     def enough() -> bool:
         assert run.poll() is None, run.communicate()[0]
         for process in processes_of(root):
-            kind = process.cmdline()[-1].split("-")[0]
+            kind = "".join(words_of(process)[-1:]).split("-")[0]
             if killed.get(kind, FAILED_STARTS_LIMIT + 1) <= FAILED_STARTS_LIMIT:
                 process.kill()
                 psutil.wait_procs([process], timeout=DEADLINE_S)
@@ -316,7 +317,7 @@ def test_a_run_whose_starting_engines_are_killed_waits_says_so_and_counts_them(r
 
     wait_until(enough, "engines to be killed")
     assert any("the run waits for an engine: reserved" in line for line in why_lines(root))
-    wait_until(lambda: any(process.cmdline()[-1:] == ["reserved"] for process in processes_of(root)), "another one")
+    wait_until(lambda: any(words_of(process)[-1:] == ["reserved"] for process in processes_of(root)), "another one")
     run.send_signal(signal.SIGINT)
     output_of(run)
     assert json.loads((root / "summary.json").read_text())["preemptions"] == sum(killed.values())
