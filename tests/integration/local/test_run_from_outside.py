@@ -23,8 +23,27 @@ from polyrl_cli.report.timeline import read_metrics
 JOB = Path(__file__).parents[3] / "examples" / "sort-digits" / "job.yaml"
 DEADLINE_S = 500
 POLL_S = 0.2
-STEPS = 80
-"""Enough for three faults on idle cores, where a step takes a quarter of a second."""
+STEPS = 16
+SAMPLES_PER_STEP = 64
+LAST_STEPS = 3
+"""They wait until all has been done to the run, which would else be over by then on a crowded machine."""
+
+PACED = """
+import time
+from pathlib import Path
+
+all_done, calls = Path({all_done!r}), 0
+
+def score(sample):
+    global calls
+    calls += 1
+    if not all_done.exists():
+        time.sleep({pace_s})
+    while calls > {held_from} and not all_done.exists():
+        time.sleep({poll_s})
+    return exact(sample)
+"""
+"""The example's reward; a step takes a second and no more computing until all has been done to the run."""
 
 SMALL = {
     "spec.recipe.sft.steps": 2,
@@ -32,6 +51,8 @@ SMALL = {
     "spec.recipe.algorithm.promptsPerStep": 8,
     "spec.recipe.algorithm.miniBatchPrompts": 8,
     "spec.recipe.algorithm.minMicroBatchSamples": 16,
+    "spec.recipe.reward.workers": 1,
+    "spec.recipe.reward.timeoutSeconds": DEADLINE_S,
     "spec.recipe.evaluation.maxSamples": 16,
     "spec.rollout.replicas": 1,
     "spec.rollout.maxReplicas": 1,
@@ -46,10 +67,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 60)]
 class LiveRun:
     """`polyrl run`, and the commands that look at it."""
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        sets = [f"--set={path}={value}" for path, value in SMALL.items()]
-        argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), "--no-check", *sets, "--out", str(out)]
+    def __init__(self, folder: Path) -> None:
+        self.out, self.all_done = folder / "run", folder / "all-done"
+        held_from = (STEPS - LAST_STEPS) * SAMPLES_PER_STEP
+        paced = PACED.format(
+            pace_s=1 / SAMPLES_PER_STEP, held_from=held_from, all_done=str(self.all_done), poll_s=POLL_S
+        )
+        own = JOB.with_name("reward.py").read_text().replace("def score(", "def exact(")
+        (folder / "reward.py").write_text(own + paced)
+        sets = [f"--set={path}={value}" for path, value in {**SMALL, "spec.recipe.code.path": folder}.items()]
+        argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), "--no-check", *sets, "--out", str(self.out)]
         self.process = StartedProcess(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def ask(self, command: str, *more: str) -> Result:
@@ -102,7 +129,7 @@ class LiveRun:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[LiveRun]:
-    live = LiveRun(tmp_path / "run")
+    live = LiveRun(tmp_path)
     yield live
     live.process.terminate()
     live.process.communicate(timeout=DEADLINE_S)
@@ -141,6 +168,7 @@ def test_a_run_is_seen_and_hit_while_it_lives_and_seen_again_when_it_is_over(run
 
     run.wait(lambda: '"resumed":true' in run.may_ask("/v1/history"), "manager that says that it was started again")
 
+    run.all_done.touch()
     output = run.process.communicate(timeout=DEADLINE_S)[0]
     assert run.process.returncode == 0, output
     check_afterwards(run)

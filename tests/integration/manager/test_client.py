@@ -16,6 +16,7 @@ from polyrl.errors import DeadlineExceeded, InvalidData, RunFailed, Superseded
 from polyrl.keys import ManagerKeys, read_keys
 from polyrl.ledger import Ledger, LedgerConfig
 from polyrl.sample import DiscardReason, Purpose
+from polyrl.testing.started import ran
 from polyrl.weights import WeightsRef
 from polyrl_operator.secret import write_run_keys
 from polyrl_rollout.manager.__main__ import write_endpoints
@@ -205,8 +206,8 @@ def test_the_learner_of_the_reference_page_learns(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs/reference/client.md").read_text()
     (tmp_path / "own_loop.py").write_text(page.split("```python\n")[2].split("```")[0])
     (tmp_path / "run").mkdir()
-    command = [sys.executable, "-P", tmp_path / "own_loop.py", tmp_path / "run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LEARNER_DEADLINE_S, check=False)
+    command = [sys.executable, "-m", "polyrl.testing.script", str(tmp_path / "own_loop.py"), str(tmp_path / "run")]
+    done = ran(command, timeout_s=LEARNER_DEADLINE_S)
     assert done.returncode == 0, done.stderr[-3000:]
     rewards = [float(reward) for reward in re.findall(r"^step \d+: reward ([\d.]+)$", done.stdout, re.MULTILINE)]
     assert len(rewards) == 15
