@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,10 @@ from tests.integration.weights.test_deltas import Tensors, assert_is
 pytestmark = SEALED_ONLY
 
 
+@cache
 def first_tensors() -> Tensors:
-    """14 MB, so that there are parts of deltas for several machines, most of it in one tensor that is nobody's half."""
+    """14 MB, so that there are parts of deltas for several machines, most of it in one tensor that is nobody's half.
+    Drawn once, since that takes longer than to publish them; nobody changes them."""
     draw = torch.Generator().manual_seed(0)
     rows = {f"layer.{number}": torch.randn(515, 1021, generator=draw).to(torch.bfloat16) for number in range(6)}
     embed = torch.randn(3500, 1027, generator=draw).to(torch.bfloat16)
