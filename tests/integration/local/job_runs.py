@@ -13,6 +13,18 @@ from typing import Any
 from polyrl.testing.started import ran
 
 DEADLINE_S = 500
+HELD = """
+
+import time
+from pathlib import Path
+
+metrics, go_on = Path({metrics!r}), Path({go_on!r})
+
+def score(sample):
+    while not go_on.exists() and metrics.exists() and metrics.read_text().count('"phase": "rl"') >= {step}:
+        time.sleep(0.05)
+    return exact(sample)
+"""
 SMALL_DIGITS = "def score(sample):\n    return sum(one in '01234' for one in sample.response) / 6\n"
 """A reward that a model learns which was taught to copy."""
 
@@ -42,6 +54,13 @@ def write_digits_job(folder: Path, job: str) -> Path:
     (folder / "reward.py").write_text(SMALL_DIGITS)
     (folder / "job.yaml").write_text(job)
     return folder / "job.yaml"
+
+
+def held_reward(example: Path, step: int, metrics: Path, go_on: Path) -> str:
+    """The reward of an example in a run that waits after this RL step, however fast it is, until `go_on` is there; the
+    job is to give it the time. So it outlasts what is done to it by few steps. `metrics`: the run's file."""
+    own = (example / "reward.py").read_text().replace("def score(", "def exact(")
+    return own + HELD.format(step=step, metrics=str(metrics), go_on=str(go_on))
 
 
 def rl_rows(run: Path) -> list[dict[str, Any]]:

@@ -41,19 +41,22 @@ from polyrl_cli.inspection.check import audit_journal
 from polyrl_cli.manifests.load import load_manifest
 from polyrl_cli.report.timeline import read_metrics
 from polyrl_operator.secret import engine_secret, keys_secret, manager_credentials, role_secrets
+from tests.integration.local.job_runs import held_reward
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sort-digits"
-FILES = ("reward.py", "sft.jsonl.gz", "rl.jsonl", "eval.jsonl")
+FILES = ("sft.jsonl.gz", "rl.jsonl", "eval.jsonl")
 DEADLINE_S = 500.0
 POLL_S = 0.05
-STEPS = 24
-"""A quarter of a second each on idle cores: the job lives on for seconds after the last thing that is done to it."""
+STEPS = 10
+HELD_AT = 6
+"""The job waits here until the last thing is done to it."""
 SMALL = {
     "spec.recipe.sft.steps": 4,
     "spec.recipe.algorithm.steps": STEPS,
     "spec.recipe.algorithm.promptsPerStep": 8,
     "spec.recipe.algorithm.miniBatchPrompts": 4,
     "spec.recipe.algorithm.minMicroBatchSamples": 16,
+    "spec.recipe.reward.timeoutSeconds": int(DEADLINE_S),
     "spec.recipe.evaluation.everySteps": 0,
     "spec.recipe.evaluation.maxSamples": 16,
     "spec.recipe.checkpoint.everySteps": 2,
@@ -83,7 +86,10 @@ class Kubelet:
             self.path(folder).mkdir(parents=True)
         moved = {key: self._moved(text).encode() for key, text in self.config["data"].items()}
         self._mount(names.JOB_DIR, moved)
-        self._mount(names.MANIFEST_DIR, {name: (EXAMPLE / name).read_bytes() for name in FILES})
+        self.go_on = self.root / "go-on"
+        reward = held_reward(EXAMPLE, HELD_AT, self.path(f"{names.RUN_DIR}/metrics.jsonl"), self.go_on)
+        files = {name: (EXAMPLE / name).read_bytes() for name in FILES}
+        self._mount(names.MANIFEST_DIR, {**files, "reward.py": reward.encode()})
 
     def path(self, path: str) -> Path:
         return self.root / path.lstrip("/")
@@ -225,6 +231,7 @@ async def test_a_job_in_pods_outlives_every_container_and_ends_once(kubelet: Kub
     await kubelet.ended("manager")
     kubelet.start(manager, serving)
     await kubelet.until(lambda: agent not in reserved_agents(kubelet) != [], "another agent", needs="trainer")
+    kubelet.go_on.touch()
     assert await kubelet.ended("trainer") == 0, kubelet.log("trainer")
     assert "[reserved 0] ended with exit status 137; started again in 1 s" in kubelet.whole_log("trainer")
 

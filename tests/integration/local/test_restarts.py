@@ -16,6 +16,7 @@ import pytest
 from polyrl.testing.started import StartedProcess, words_of
 from polyrl_cli.inspection.check import check_lines
 from polyrl_cli.report.timeline import read_metrics
+from tests.integration.local.job_runs import held_reward
 
 ROOT = Path(__file__).parents[3]
 JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
@@ -24,11 +25,12 @@ POLL_S = 0.02
 MANAGER, TRAINER, ROLLOUT = "polyrl_rollout.manager", "polyrl_trainer", "--exchange-bind"
 """What stands in their argv; a reserved engine exchanges no weights."""
 
-STEPS = 16
-"""A quarter of a second each on idle cores: the job lives on for seconds after the last kill at step 5."""
+STEPS = 10
+HELD_AT = 8
+"""Two steps after the last kill, so that there is work to lose at it, the run waits in case that it comes late."""
 
 SAMPLES_PER_STEP = 64
-EVERY = 6
+EVERY = 4
 """Steps between two checkpoints where trainers are killed halfway."""
 
 SMALL = {
@@ -37,6 +39,7 @@ SMALL = {
     "spec.recipe.algorithm.promptsPerStep": 8,
     "spec.recipe.algorithm.miniBatchPrompts": 4,
     "spec.recipe.algorithm.minMicroBatchSamples": 16,
+    "spec.recipe.reward.timeoutSeconds": int(DEADLINE_S),
     "spec.recipe.evaluation.everySteps": 0,
     "spec.recipe.evaluation.maxSamples": 16,
     "spec.recipe.checkpoint.everySteps": 2,
@@ -50,8 +53,10 @@ class Run:
     """`polyrl run` in a process of its own."""
 
     def __init__(self, root: Path, **changes: object) -> None:
-        self.root = root
-        sets = [f"--set={path}={value}" for path, value in {**SMALL, **changes}.items()]
+        self.root, self.go_on = root, root.with_name("go-on")
+        root.with_name("reward.py").write_text(held_reward(JOB.parent, HELD_AT, root / "metrics.jsonl", self.go_on))
+        placed = {**SMALL, "spec.recipe.code.path": root.parent, **changes}
+        sets = [f"--set={path}={value}" for path, value in placed.items()]
         argv = [sys.executable, "-m", "polyrl_cli.app", "run", str(JOB), "--no-check", *sets, "--out", str(root)]
         self.process = StartedProcess(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -94,6 +99,7 @@ class Run:
         return file.exists() and psutil.pid_exists(json.loads(file.read_text())["pid"])
 
     def summary(self) -> dict[str, Any]:
+        self.go_on.touch()
         output = self.process.communicate(timeout=DEADLINE_S)[0]
         assert self.process.returncode == 0, output
         summary: dict[str, Any] = json.loads((self.root / "summary.json").read_text())

@@ -12,13 +12,14 @@ import pytest
 from polyrl.sample_record import SAMPLES, parse_records
 from polyrl.testing.started import StartedProcess, ran
 from polyrl_cli.report.timeline import read_metrics
+from tests.integration.local.job_runs import held_reward
 
 ROOT = Path(__file__).parents[3]
 JOB = ROOT / "examples" / "sort-digits" / "job.yaml"
 DEADLINE_S = 500
 POLL_S = 0.2
-LONG_STEPS = 14
-"""A quarter of a second each on idle cores: not over yet when it is interrupted after the second."""
+LONG_STEPS, HELD_AT = 8, 5
+"""Where it waits for the interrupt that is to come after the second step, in case that it comes late."""
 
 SMALL = {
     "spec.recipe.sft.steps": 2,
@@ -54,25 +55,30 @@ def steps_of(out: Path, phase: str) -> list[int]:
 
 @pytest.mark.slow
 def test_interrupted_and_resumed(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    first = StartedProcess(
-        command(out, **{"spec.recipe.algorithm.steps": LONG_STEPS}), stdout=subprocess.PIPE, text=True
-    )
+    out, go_on = tmp_path / "run", tmp_path / "go-on"
+    (tmp_path / "reward.py").write_text(held_reward(JOB.parent, HELD_AT, out / "metrics.jsonl", go_on))
+    long = {
+        "spec.recipe.algorithm.steps": LONG_STEPS,
+        "spec.recipe.code.path": tmp_path,
+        "spec.recipe.reward.timeoutSeconds": DEADLINE_S,
+    }
+    first = StartedProcess(command(out, **long), stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + DEADLINE_S
     while len(steps_of(out, "rl")) < 2:
         assert time.monotonic() < deadline, "no RL step came"
         assert first.poll() is None
         time.sleep(POLL_S)
     first.send_signal(signal.SIGINT)
+    go_on.touch()
     printed, _ = first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 130
     assert f"polyrl resume {out} goes on from rl-step-0000" in printed
     assert summary_of(out)["outcome"] == "interrupted"
     reached = summary_of(out)["steps"]["rl"]
-    refused = run(out, resume=True, **{"spec.recipe.model.config.hidden_size": 64})
+    refused = run(out, resume=True, **long, **{"spec.recipe.model.config.hidden_size": 64})
     assert refused.returncode == 2
     assert refused.stderr.startswith("--set spec.recipe.model.config.hidden_size: was 128 when the run began, 64 now")
-    done = run(out, resume=True, **{"spec.recipe.algorithm.steps": LONG_STEPS})
+    done = run(out, resume=True, **long)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (summary_of(out)["epoch"], summary_of(out)["steps"]["rl"]) == (2, LONG_STEPS)
     assert json.loads((out / "summary-of-epoch-1.json").read_text())["outcome"] == "interrupted"
