@@ -95,7 +95,7 @@ def prepare_conversations(rows: Iterable[DataRow], tokenizer: Tokenizer, max_tok
 
 
 def _learns_an_end(sample: Sample, tokenizer: Tokenizer) -> bool:
-    return bool(np.isin(sample.tokens[sample.loss_mask > 0], tokenizer.end_ids).any())
+    return any(end in sample.tokens[sample.loss_mask > 0] for end in tokenizer.end_ids)
 
 
 def prepare_sequences(row: DataRow, tokenizer: Tokenizer, max_tokens: int) -> list[Sample]:
