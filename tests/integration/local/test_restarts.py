@@ -35,6 +35,7 @@ EVERY = 4
 
 SMALL = {
     "spec.recipe.sft.steps": 4,
+    "spec.recipe.sft.batchSize": 16,
     "spec.recipe.algorithm.steps": STEPS,
     "spec.recipe.algorithm.promptsPerStep": 8,
     "spec.recipe.algorithm.miniBatchPrompts": 4,

@@ -23,6 +23,7 @@ LONG_STEPS, HELD_AT = 8, 5
 
 SMALL = {
     "spec.recipe.sft.steps": 2,
+    "spec.recipe.sft.batchSize": 16,
     "spec.recipe.algorithm.steps": 4,
     "spec.recipe.algorithm.promptsPerStep": 8,
     "spec.recipe.algorithm.miniBatchPrompts": 8,

@@ -47,6 +47,7 @@ def score(sample):
 
 SMALL = {
     "spec.recipe.sft.steps": 2,
+    "spec.recipe.sft.batchSize": 16,
     "spec.recipe.algorithm.steps": STEPS,
     "spec.recipe.algorithm.promptsPerStep": 8,
     "spec.recipe.algorithm.miniBatchPrompts": 8,
