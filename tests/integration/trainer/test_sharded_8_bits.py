@@ -4,8 +4,8 @@ any other saved, to the bit."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +36,14 @@ ENGINE = EngineConfig(device="cpu", max_tokens_per_micro_batch=128, wait_seconds
 PLAIN = OptimizerConfig(learning_rate=1e-3, total_steps=20, schedule="cosine", warmup_steps=3, weight_decay=0.1)
 IN_8_BITS = replace(PLAIN, name=OptimizerName.ADAMW_8BIT)
 assert isinstance(MODEL.source, dict)
-WIDE = replace(MODEL, source={**MODEL.source, "hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05})
-"""Rows of one block and of two; the 23 of the embedding are cut unevenly."""
+WIDE = replace(
+    MODEL,
+    source={
+        **MODEL.source,
+        **{"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "initializer_range": 0.05},
+    },
+)
+"""Rows of one block and of two; the 23 of the embedding are cut unevenly. One layer: a second has the same matrices."""
 ADAPTED = replace(WIDE, adapter=AdapterConfig(rank=16, alpha=32.0))
 STEPS = 4
 APART = 0.02
@@ -46,7 +52,7 @@ APART = 0.02
 MakeLearner = Callable[[ModelConfig, EngineConfig, OptimizerConfig], Learner]
 
 
-@pytest.fixture(scope="module", params=[4, 2, 1])
+@pytest.fixture(scope="module", params=[2, 4, 1])
 def ranks(request: pytest.FixtureRequest) -> Iterator[LearnerGroup]:
     with group(request.param) as made:
         yield made
@@ -75,32 +81,37 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 AWAY = replace(ENGINE, cpu_offload=CpuOffload.OPTIMIZER)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "engine", "optimizer"),
-    [
-        pytest.param((2, 4, 1), ENGINE, IN_8_BITS, id="2, 4 and 1"),
-        pytest.param((4, 2, 1), AWAY, PLAIN, id="4, 2 and 1, float32 in the host's memory"),
-        pytest.param((1, 2), AWAY, IN_8_BITS, id="1 and 2, in the host's memory"),
-    ],
-)
+FOLLOWED = {
+    "beside the weights": (ENGINE, IN_8_BITS),
+    "float32 in the host's memory": (AWAY, PLAIN),
+    "in the host's memory": (AWAY, IN_8_BITS),
+}
+
+
+@pytest.fixture(scope="module")
+def handed_on() -> dict[str, Path]:
+    """By placement of `FOLLOWED`: what the ranks before these saved."""
+    return {}
+
+
+@pytest.mark.parametrize("placement", FOLLOWED)
 def test_ranks_are_followed_by_more_or_fewer_with_the_same_bits(
-    tmp_path: Path, sizes: tuple[int, ...], engine: EngineConfig, optimizer: OptimizerConfig
+    ranks: LearnerGroup, tmp_path: Path, handed_on: dict[str, Path], placement: str
 ) -> None:
-    """Before the others, whose group this process leads."""
-    folders: list[Path] = []
-    for size in sizes:
-        with group(size) as ranks:
-            backend = ranks.learner(WIDE, engine, optimizer)
-            if folders:
-                backend.load(folders[-1])
-            else:
-                for number in range(3):
-                    take_step(backend, [draw_samples(number, 9)])
-            folders.append(saved(backend, tmp_path / str(size)))
-            take_step(backend, [draw_samples(3, 9)])
-    for before, after in pairwise(folders):
+    """Two train, and are followed by four, and these by one."""
+    engine, optimizer = FOLLOWED[placement]
+    backend, before = ranks.learner(WIDE, engine, optimizer), handed_on.get(placement)
+    if before is not None:
+        backend.load(before)
+    else:
+        for number in range(3):
+            take_step(backend, [draw_samples(number, 9)])
+    handed_on[placement] = after = saved(backend, tmp_path / "saved")
+    take_step(backend, [draw_samples(3, 9)])
+    if before is not None:
         for file in ("optimizer.safetensors", "model.safetensors"):
-            assert_weights_equal(load_file(after / file), load_file(before / file), f"{file} of {after.name}")
+            assert_weights_equal(load_file(after / file), load_file(before / file), f"{file} of {ranks.size}")
+    backend.close()
 
 
 PLACEMENTS = {
@@ -128,19 +139,46 @@ def step_of(backend: Learner, model: ModelConfig, number: int) -> None:
     backend.optim_step(9.0).result(WAIT_SECONDS)
 
 
+@dataclass
+class Alone:
+    """One process that has learned a placement's model."""
+
+    backend: TorchBackend
+    began: dict[str, torch.Tensor]
+    ended: dict[str, torch.Tensor]
+    folder: Path
+    """Saved then."""
+
+
+@pytest.fixture(scope="module")
+def trained_alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Alone]:
+    """By placement, each trained once for all numbers of ranks."""
+
+    @cache
+    def made(placement: str) -> Alone:
+        model, _ = PLACEMENTS[placement]
+        one = alone(model)
+        began = exported(one)
+        for number in range(STEPS):
+            step_of(one, model, number)
+        return Alone(one, began, exported(one), saved(one, tmp_path_factory.mktemp("one") / "saved"))
+
+    return made
+
+
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_ranks_learn_what_one_process_learns(ranks: LearnerGroup, tmp_path: Path, placement: str) -> None:
+def test_ranks_learn_what_one_process_learns(
+    ranks: LearnerGroup, tmp_path: Path, trained_alone: Callable[[str], Alone], placement: str
+) -> None:
     model, engine = PLACEMENTS[placement]
     if ranks.size == 1 and placement != "whole model":
         pytest.skip("one rank has no second copy, and as much of a model as one process")
-    several, one = ranks.learner(model, engine, IN_8_BITS), alone(model)
-    began = exported(one)
+    several, one = ranks.learner(model, engine, IN_8_BITS), trained_alone(placement)
     for number in range(STEPS):
-        for backend in (several, one):
-            step_of(backend, model, number)
-    moved, apart = distance(exported(one), began), distance(exported(several), exported(one))
+        step_of(several, model, number)
+    moved, apart = distance(one.ended, one.began), distance(exported(several), one.ended)
     assert apart < APART * moved
-    places = [saved(backend, tmp_path / name) for backend, name in ((several, "several"), (one, "one"))]
+    places = [saved(several, tmp_path / "several"), one.folder]
     found, wanted = (optimizer_file(folder) for folder in places)
     assert {name: (tensor.dtype, tensor.shape) for name, tensor in found.items()} == {
         name: (tensor.dtype, tensor.shape) for name, tensor in wanted.items()
@@ -150,27 +188,31 @@ def test_ranks_learn_what_one_process_learns(ranks: LearnerGroup, tmp_path: Path
     differ = float(np.mean([(found[name] != wanted[name]).float().mean() for name in codes]))
     assert differ < 0.05, "of 100 codes"
     # One goes on from the other's, and writes the same.
-    one.load(places[0])
-    assert_weights_equal(optimizer_file(saved(one, tmp_path / "again")), found, "state of ranks in one process")
+    one.backend.load(places[0])
+    assert_weights_equal(optimizer_file(saved(one.backend, tmp_path / "again")), found, "state of ranks in one process")
     several.load(places[1])
     assert_weights_equal(optimizer_file(saved(several, tmp_path / "back")), wanted, "state of one process in ranks")
     several.close()
 
 
-def test_a_run_that_stopped_goes_on_to_the_bit(ranks: LearnerGroup, tmp_path: Path) -> None:
-    def of_ranks() -> Learner:
-        return ranks.learner(WIDE, ENGINE, IN_8_BITS)
+def assert_resumes_to_the_bit(made: Callable[[], Learner], folder: Path) -> None:
+    straight, first, second = made(), made(), made()
+    for number in range(4):
+        if number == 2:
+            second.load(saved(first, folder / "stopped"))
+        take_step(straight, [draw_samples(number, 9)])
+        take_step(first if number < 2 else second, [draw_samples(number, 9)])
+    ended = [saved(one, folder / f"ended-{at}") for at, one in enumerate((straight, second))]
+    for file in ("optimizer.safetensors", "model.safetensors"):
+        assert_weights_equal(load_file(ended[1] / file), load_file(ended[0] / file), file)
 
-    for name, made in (("ranks", of_ranks), ("one", alone)):
-        straight, first, second = made(), made(), made()
-        for number in range(4):
-            if number == 2:
-                second.load(saved(first, tmp_path / name))
-            take_step(straight, [draw_samples(number, 9)])
-            take_step(first if number < 2 else second, [draw_samples(number, 9)])
-        ended = [saved(one, tmp_path / f"{name}-{at}") for at, one in enumerate((straight, second))]
-        for file in ("optimizer.safetensors", "model.safetensors"):
-            assert_weights_equal(load_file(ended[1] / file), load_file(ended[0] / file), f"{file} of {name}")
+
+def test_a_run_that_stopped_goes_on_to_the_bit(ranks: LearnerGroup, tmp_path: Path) -> None:
+    assert_resumes_to_the_bit(lambda: ranks.learner(WIDE, ENGINE, IN_8_BITS), tmp_path)
+
+
+def test_a_run_of_one_process_that_stopped_goes_on_to_the_bit(tmp_path: Path) -> None:
+    assert_resumes_to_the_bit(alone, tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [PLAIN, IN_8_BITS], ids=lambda one: one.name.value)
