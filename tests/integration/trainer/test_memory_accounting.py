@@ -52,22 +52,26 @@ def recipe(dtype: str) -> RecipeSpec:
 
 
 def steps(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: int, dtype: str, tracker: MemTracker) -> None:
-    """Of one pass, then of two: the last has all that a pass ever meets. All tokens are learned.
+    """One without a pass, which makes the optimizer's state, then one of two: its last pass has all that a pass ever
+    meets. All tokens are learned.
 
     Casts are autocast's, where FSDP's modules do not cast.
     """
     ids = torch.zeros(rows, LENGTH, dtype=torch.long)
     targets = torch.zeros(rows, LENGTH, 1, dtype=torch.long)
-    for passes in (1, 2):
-        for _ in range(passes):
-            with torch.autocast(
-                "cpu", torch.bfloat16, enabled=dtype == "bfloat16" and not isinstance(tracker, FSDPMemTracker)
-            ):
-                logits = model(input_ids=ids, use_cache=False).logits.float()
-            torch.log_softmax(logits, dim=-1).gather(-1, targets).sum().backward()
-            tracker.reset_mod_stats()
-        optimizer.step()
-        optimizer.zero_grad()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for _ in range(2):
+        with torch.autocast(
+            "cpu", torch.bfloat16, enabled=dtype == "bfloat16" and not isinstance(tracker, FSDPMemTracker)
+        ):
+            logits = model(input_ids=ids, use_cache=False).logits.float()
+        torch.log_softmax(logits, dim=-1).gather(-1, targets).sum().backward()
+        tracker.reset_mod_stats()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 @contextmanager
