@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,43 +74,50 @@ def test_three_ranks_go_on_where_two_were(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, moments[1][name]) for name, tensor in moments[0].items())
 
 
-def test_a_gradient_that_is_not_finite_is_skipped_by_all_ranks_and_named() -> None:
+@pytest.fixture(scope="module")
+def two() -> Iterator[LearnerGroup]:
+    """For all tests below, none of which may cost the group: this process leads no other at the same time."""
+    with group(2) as made:
+        yield made
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_by_all_ranks_and_named(two: LearnerGroup) -> None:
     def not_finite(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, float]]:
         loss, sums = sft_loss(inputs)
         return loss * float("nan"), sums
 
-    with group(2) as ranks:
-        backend = learner(ranks)
-        take_step(backend, [draw_samples(0, 8)])
-        before = exported(backend)
-        sums = backend.forward_backward(draw_samples(1, 8), not_finite).result(WAIT_SECONDS)
-        taken = backend.optim_step(sums["tokens"]).result(WAIT_SECONDS)
-        assert taken.not_finite
-        assert_weights_equal(exported(backend), before, "a step that was skipped")
-        assert np.isfinite(take_step(backend, [draw_samples(2, 8)])), "and the group goes on"
+    backend = learner(two)
+    take_step(backend, [draw_samples(0, 8)])
+    before = exported(backend)
+    sums = backend.forward_backward(draw_samples(1, 8), not_finite).result(WAIT_SECONDS)
+    taken = backend.optim_step(sums["tokens"]).result(WAIT_SECONDS)
+    assert taken.not_finite
+    assert_weights_equal(exported(backend), before, "a step that was skipped")
+    assert np.isfinite(take_step(backend, [draw_samples(2, 8)])), "and the group goes on"
 
 
-def test_a_full_disk_of_a_follower_fails_the_save_everywhere_and_the_group_lives_on(tmp_path: Path) -> None:
+def test_a_full_disk_of_a_follower_fails_the_save_everywhere_and_the_group_lives_on(
+    two: LearnerGroup, tmp_path: Path
+) -> None:
     """A limit of its files' size stands in for the disk."""
-    with group(2) as ranks:
-        backend = learner(ranks)
-        take_step(backend, [draw_samples(0, 8)])
-        (follower,) = [one for one in psutil.Process().children() if "polyrl_trainer.backends.fsdp" in words_of(one)]
-        limits = resource.prlimit(follower.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(follower.pid, resource.RLIMIT_FSIZE, (1024, limits[1]))
-        (tmp_path / "full").mkdir()
-        with pytest.raises(DiskRefused, match=r"^rank 1 of the learner: .*safetensors: cannot be written: "):
-            backend.save(tmp_path / "full").result(WAIT_SECONDS)
-        resource.prlimit(follower.pid, resource.RLIMIT_FSIZE, limits)
-        (tmp_path / "room").mkdir()
-        backend.save(tmp_path / "room").result(WAIT_SECONDS)
-        before = exported(backend)
-        backend.load(tmp_path / "room")
-        assert_weights_equal(exported(backend), before, "saved after there was room")
+    backend = learner(two)
+    take_step(backend, [draw_samples(0, 8)])
+    (follower,) = [one for one in psutil.Process().children() if "polyrl_trainer.backends.fsdp" in words_of(one)]
+    limits = resource.prlimit(follower.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(follower.pid, resource.RLIMIT_FSIZE, (1024, limits[1]))
+    (tmp_path / "full").mkdir()
+    with pytest.raises(DiskRefused, match=r"^rank 1 of the learner: .*safetensors: cannot be written: "):
+        backend.save(tmp_path / "full").result(WAIT_SECONDS)
+    resource.prlimit(follower.pid, resource.RLIMIT_FSIZE, limits)
+    (tmp_path / "room").mkdir()
+    backend.save(tmp_path / "room").result(WAIT_SECONDS)
+    before = exported(backend)
+    backend.load(tmp_path / "room")
+    assert_weights_equal(exported(backend), before, "saved after there was room")
 
 
 def test_a_disk_that_is_full_at_the_last_tensors_fails_the_save_and_the_group_lives_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two: LearnerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group counted as lost, and was started again on the same disk: nobody heard from the leader of what
     safetensors raises for a full one."""
@@ -118,15 +126,14 @@ def test_a_disk_that_is_full_at_the_last_tensors_fails_the_save_and_the_group_li
     def refuse(*given: Any, **more: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    with group(2) as ranks:
-        backend = learner(ranks)
-        take_step(backend, [draw_samples(0, 8)])
-        monkeypatch.setattr(training_state, "save_file", refuse)
-        (tmp_path / "full").mkdir()
-        with pytest.raises(
-            DiskRefused, match=r"rng\.safetensors: cannot be written: .*No space left.*; make room on its disk"
-        ):
-            backend.save(tmp_path / "full").result(WAIT_SECONDS)
-        monkeypatch.setattr(training_state, "save_file", save)
-        (tmp_path / "room").mkdir()
-        backend.save(tmp_path / "room").result(WAIT_SECONDS)
+    backend = learner(two)
+    take_step(backend, [draw_samples(0, 8)])
+    monkeypatch.setattr(training_state, "save_file", refuse)
+    (tmp_path / "full").mkdir()
+    with pytest.raises(
+        DiskRefused, match=r"rng\.safetensors: cannot be written: .*No space left.*; make room on its disk"
+    ):
+        backend.save(tmp_path / "full").result(WAIT_SECONDS)
+    monkeypatch.setattr(training_state, "save_file", save)
+    (tmp_path / "room").mkdir()
+    backend.save(tmp_path / "room").result(WAIT_SECONDS)
