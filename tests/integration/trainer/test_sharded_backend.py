@@ -54,9 +54,9 @@ from polyrl_trainer.weights.publisher import Export, WeightPublisher
 
 WAIT_SECONDS = 120.0
 ENGINE = EngineConfig(device="cpu", max_tokens_per_micro_batch=128, wait_seconds=WAIT_SECONDS)
-OPTIMIZER = OptimizerConfig(learning_rate=1e-3, total_steps=20, schedule="cosine", warmup_steps=3, weight_decay=0.1)
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3, total_steps=8, schedule="cosine", warmup_steps=3, weight_decay=0.1)
 STEPS = 5
-"""Three of warm-up, one at the whole rate, one that decays."""
+"""Three of warm-up, one at the whole rate, and one that decays by a tenth: a schedule that is a step off shows."""
 TOLERANCE = 4e-6
 """Sums of float32 in another order, over all steps of AdamW."""
 
