@@ -2,8 +2,6 @@
 
 Figures of a machine that does nothing else are in README.md beside this file. Ends with 1 when a benchmark fails, ends
 late, or finds a promise broken.
-
-Refuses to hold: measurements. Read next: the benchmarks that SUITE names.
 """
 
 from __future__ import annotations

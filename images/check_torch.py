@@ -1,7 +1,6 @@
 """Proves that the PyTorch of an image computes and learns, and that the engine's imports work: a build step.
 
-Fails the build, with a traceback, where a pod would have failed later. Refuses to reach an image itself.
-Read next: cpu_torch.py.
+Fails the build, with a traceback, where a pod would have failed later.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ PyPI has PyTorch for x86-64 Linux only with CUDA, 5 GB with NVIDIA's packages. T
 gives the loader small stand-ins in its place: same names, same symbol versions, each of CUDA's functions answers
 `cudaErrorNoDevice`. So `torch.cuda.is_available()` is False, as on any machine without a GPU. Needs `gcc`, `nm` and
 `readelf`; runs in a build stage only. A PyTorch without CUDA is left as it is.
-Refuses to be trusted: check_torch.py (read it next) must pass on the result, or the build fails.
+check_torch.py must pass on the result, or the build fails.
 Usage: cpu_torch.py SITE_PACKAGES
 """
 

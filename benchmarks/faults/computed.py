@@ -1,7 +1,4 @@
-"""What the hashed job trains, computed without any process: what its undisturbed run must equal in its turn.
-
-Refuses to hold: processes. Read next: `outcome`.
-"""
+"""What the hashed job trains, computed without any process: what its undisturbed run must equal in its turn."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The rollout agent and its embedded engine's port, unchanged, over a process without a model (see `hash_engine`).
-
-Refuses to hold: anything of the agent. Read next: `polyrl_rollout.agent`.
-"""
+"""The rollout agent and its embedded engine's port, unchanged, over a process without a model (see `hash_engine`)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 Each token is a hash of the weights' bytes and of all ids before it: wrong weights, a lost or a doubled token change
 everything after. It speaks the messages of `polyrl_rollout.engines.embedded.messages`, so that everything above it is
 the product, and it starts in a third of a second.
-
-Refuses to hold: weights beyond their checksum. Read next: `hash_agent`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Serves weight versions to agents without torch: one tensor of eight bytes a version, over the wire that all use.
-
-Refuses to hold: the publisher's care for slow pullers and many versions (see `polyrl_trainer.weights.publisher`).
-Read next: `hash_trainer`.
-"""
+"""Serves weight versions to agents without torch: one tensor of eight bytes a version, over the wire that all use."""
 
 from __future__ import annotations
 

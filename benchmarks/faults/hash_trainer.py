@@ -3,8 +3,6 @@
 It does what any trainer must to survive its own kill: its state changes when a step is whole, it goes on from the
 newest checkpoint, takes what the manager still holds of its step, and gives up the rest. Each batch is written down
 before it is acknowledged, as `recording_trainer` does.
-
-Refuses to hold: learning. Read next: `outcome`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@ Where somebody else is to do it (`plan.Hand`), the victim is found by its script
 
 When there is no victim at that moment, because the one before is still being replaced, the next one that appears is
 hit. Once the trainer has reported that the job is over nothing more is injected.
-
-Refuses to hold: which faults (see `plan`), what became of the run (see `one_run`). Read next: `one_run`.
 """
 
 from __future__ import annotations

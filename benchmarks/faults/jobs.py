@@ -3,8 +3,6 @@ with steps ahead, up to the versions that engines happened to have, so that ther
 
     hashed   four steps of six prompts on two engines without a model; the trainer is `hash_trainer`. Seconds.
     real     three RL steps of eight prompts on two embedded engines, by the trainer itself. About half a minute.
-
-Refuses to hold: processes (see `one_run`). Read next: `one_run`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 The manager with its journal, two agents each with an engine's process, the trainer, and the runner's own loop
 (`LocalRun`), which starts again what dies. Checked: how the run ended and within which time, what it trained against
 the undisturbed run, groups that were dropped without need, processes that outlived it, and the journal's own audit.
-
-Refuses to hold: figures over many runs (see `run`). Read next: `outcome`, `injector`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Two runs are equal when all of it is, token id for token id; losses up to the order in which float32 numbers are summed.
 A step that was trained twice, because its trainer was killed before its checkpoint, must have been the same both times.
-
-Refuses to hold: processes. Read next: `one_run`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@
 
 An instant is a share of the job's tokens and a moment after it, so that it means the same on a fast machine and on a
 busy one; share 0 falls into the start of the processes.
-
-Refuses to hold: processes (see `injector`), jobs (see `jobs`). Read next: `injector`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The manager, unchanged, on a machine whose power somebody cuts: `power_loss.PowerSwitch` says what its journal keeps.
-
-Refuses to hold: anything of the manager. Read next: `polyrl_rollout.testing.power_loss`, `injector`.
-"""
+"""The manager, unchanged, on a machine whose power is cut: `power_loss.PowerSwitch` says what its journal keeps."""
 
 from __future__ import annotations
 

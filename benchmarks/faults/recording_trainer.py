@@ -1,7 +1,4 @@
-"""The trainer, unchanged, which writes down each batch before it learns from it: one line in RUN/trained.jsonl.
-
-Refuses to hold: anything of the trainer. Read next: `outcome`, which reads the lines.
-"""
+"""The trainer, unchanged, which writes down each batch before it learns from it: one line in RUN/trained.jsonl."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ Each run is one job over real processes with one to four faults, all drawn from 
 next one. What it trained must be what the undisturbed run of the same job trained, which for the hashed job must be
 what is computed without any process. Prints a line a run and a table at the end; ends with 1, naming the seeds, when a
 run was not equal, hung, left a process, or broke an invariant.
-
-Refuses to hold: what is checked (see `one_run`). Read next: `plan`, `jobs`, `one_run`.
 """
 
 from __future__ import annotations

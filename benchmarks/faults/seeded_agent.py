@@ -2,8 +2,6 @@
 
 Then a sample is a function of weights, prompt and index, at temperature 1 as at 0: its siblings differ, so there is an
 advantage to learn from, and whoever generates it, in however many attempts, draws the same tokens.
-
-Refuses to hold: anything of the agent. Read next: `polyrl_rollout.engines.embedded.token_draw`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A finished run as its trainer's stand-in recorded it. Refuses to hold: judgement. Read next: `promises`."""
+"""A finished run as its trainer's stand-in recorded it."""
 
 from __future__ import annotations
 

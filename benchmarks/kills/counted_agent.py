@@ -4,7 +4,6 @@ python counted_agent.py COUNTERS --engine-name NAME ...   counts into COUNTERS/N
 
 So what a killed rollout took with it is known exactly: what its agent got from its engine, less what the manager took.
 And so are the bytes that it sent: every frame to the manager, whatever is in it.
-Refuses to hold: anything of the agent. Read next: `polyrl_rollout.agent`.
 """
 
 from __future__ import annotations

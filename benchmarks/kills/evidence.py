@@ -1,7 +1,4 @@
-"""What the kills did, read from the manager's journal, the trainer's batches and the engines' counters, afterwards.
-
-Refuses to hold: processes; what must be so (see `promises`). Read next: `journal`, `promises`.
-"""
+"""What the kills did, read from the manager's journal, the trainer's batches and the engines' counters, afterwards."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The journal says when each token was accepted, of which assignment, and when and why an assignment was moved: the times
 are the manager's own.
-
-Refuses to hold: judgement (see `promises`). Read next: `evidence`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Kills rollouts at work (SIGKILL to the whole process group) at random moments, one after the other.
-
-Refuses to hold: what a kill did (see `journal`). Read next: `run`.
-"""
+"""Kills rollouts at work (SIGKILL to the whole process group) at random moments, one after the other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What one measurement is: how many kills, how often, of which engines, on responses how long.
-
-Refuses to hold: processes. Read next: `run`.
-"""
+"""What one measurement is: how many kills, how often, of which engines, on responses how long."""
 
 from __future__ import annotations
 

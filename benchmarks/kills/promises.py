@@ -1,7 +1,4 @@
-"""What must hold of a run with kills; each promise that does not is a sentence.
-
-Refuses to hold: figures (see `evidence`). Read next: `journal`, `polyrl.ledger.audit.audit`.
-"""
+"""What must hold of a run with kills; each promise that does not is a sentence."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What undisturbed greedy decoding gives: plain transformers' `generate`, all prompts in one batch without padding.
 
 Prompts are chosen so that the best token always leads by LEAD: float32 sums differ in their last bits from engine to
-engine, and where two tokens tie nobody is right. Refuses to hold: engines. Read next: `evidence`.
+engine, and where two tokens tie nobody is right.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A run of real processes: the manager with its journal, three rollouts with their embedded engines, the runner's own loop
 (`LocalRun`) that replaces what dies. Only the trainer is a stand-in, which keeps greedy groups in flight. A rollout at
 work is killed at a random moment, then the next one. Prints one JSON object; ends with 1 when a promise did not hold.
-
-Refuses to hold: what is measured (see `evidence`). Read next: `plan`, `killer`, `workload`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The trainer's side, a process of its own with the trainer's flags: publishes one version, keeps groups in flight.
 
+Its files:
+
     RUN/workload.json   what to submit           RUN/enough   once it is there, nothing new is submitted
     RUN/batches.jsonl   one line a batch         RUN/client.json   what was submitted and dropped, at the end
-
-Refuses to hold: judgement (see `evidence`). Read next: `run`.
 """
 
 from __future__ import annotations

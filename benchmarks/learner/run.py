@@ -8,7 +8,7 @@ learner works alone and beside rewards that compute without end, so that what el
 one line on stdout is a JSON object; `besideRewards` is the median over pairs of learner tokens per second beside them,
 divided by those without.
 
-Refuses to hold: the reward (`busy_reward`), the backend and the pool, which are the trainer's own.
+The reward is `busy_reward`; the backend and the pool are the trainer's own.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 The agent is its real process: HTTP client, stream decoder, token book, CURVE link; the manager is real, too, and
 weights are published and pulled. Only SGLang is a fake, in a process of its own (see `fake_sglang`). CPU seconds are
 the agent's alone, user + system, from submit until the manager has every token.
-
-Refuses to hold: the manager's cost (see `run`). Read next: `fake_sglang`.
 """
 
 from __future__ import annotations

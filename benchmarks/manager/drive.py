@@ -2,8 +2,6 @@
 
 Engines and trainer live in this process; none of their CPU is counted. Each response is compared token by token with
 what the fakes must have made, so a manager that loses or doubles one measures nothing: it fails.
-
-Refuses to hold: the manager's process (see `stand`), what is measured (see `run`). Read next: `run`.
 """
 
 from __future__ import annotations

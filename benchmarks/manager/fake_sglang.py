@@ -3,8 +3,6 @@
 Started by the real engine adapter in the place of `python -m sglang.launch_server`, with its arguments. Of its own it
 knows `--pace` (tokens per second of each stream) and `--cumulative` (each event repeats all tokens so far, SGLang's
 default; the adapter asks for increments). `--stream-interval` is SGLang's: tokens per event.
-
-Refuses to hold: a model, faults. Read next: `agent_cost`.
 """
 
 from __future__ import annotations

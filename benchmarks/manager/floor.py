@@ -3,8 +3,6 @@
 A bare ROUTER with CURVE takes the frames of the load 8x16x4000 (160 tokens each) and answers each with a frame of the
 size of TokensKept. It decodes nothing and knows nothing. `journal`: what it gets also goes into SQLite as the manager
 writes it, a transaction per batch of frames. CPU seconds are its process's, user + system.
-
-Refuses to hold: the manager (see `run`). Read next: `run`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 `flat out`: agents send as fast as the manager keeps what it got; the cost per token is measured, latencies are not.
 `paced`: each sample gives STREAM_TOKENS_PER_S, as engines do; latencies and whether a core is enough are measured.
-
-Refuses to hold: how a load is offered (see `drive`). Read next: `drive`.
 """
 
 from __future__ import annotations

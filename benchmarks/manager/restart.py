@@ -9,8 +9,6 @@ does. Seconds from the kill until it
 
 The manager's CPU seconds at both moments stand beside them: on a busy machine they say what an idle one would take.
 A token that is generated twice, or an engine that is taken for lost, ends the benchmark.
-
-Refuses to hold: judgement (see README.md). Read next: `restart_fleet`.
 """
 
 from __future__ import annotations

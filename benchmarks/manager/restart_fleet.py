@@ -2,8 +2,6 @@
 
 Started by `restart`: `python restart_fleet.py FOLDER ENGINES STREAMS PACE HEAD`. Each engine runs STREAMS samples; each
 gives HEAD tokens at once and then PACE tokens per second, for ever if its budget allows.
-
-Refuses to hold: a model, measurements. Read next: `restart`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 The manager is its real process, journal and CURVE on. CPU seconds are user + system of all its threads, from submit to
 the last acknowledgement (or to the load's limit); each repeat has a fresh manager, and of the repeats the least and the
 median are printed. The rows are in `loads`; without --row all run.
-
-Refuses to hold: judgement (see README.md). Read next: `loads`, `drive`.
 """
 
 from __future__ import annotations

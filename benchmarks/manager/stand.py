@@ -1,7 +1,4 @@
-"""The manager under test: its real process with journal and CURVE, and what the system says it uses.
-
-Refuses to hold: load (see `drive`). Read next: `loads`.
-"""
+"""The manager under test: its real process with journal and CURVE, and what the system says it uses."""
 
 from __future__ import annotations
 

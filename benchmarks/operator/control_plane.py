@@ -1,8 +1,8 @@
 """A control plane of processes for the benchmark: etcd, API server, scheduler, job controller, and kwok's fake nodes.
 
 All from the folder KUBEBUILDER_ASSETS. Each is its own process, so that its CPU seconds are not the operator's.
-Refuses to hold: other controllers (nothing here needs Endpoints or garbage collection), volumes (claims stay pending,
-and the scheduler is configured not to mind), kubelets. Read next: `run`.
+There are no other controllers (nothing here needs Endpoints or garbage collection), no volumes (claims stay pending,
+and the scheduler is configured not to mind) and no kubelets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The operator's process as it is deployed, and what it says of itself: CPU, memory, requests, turns.
-
-Refuses to hold: jobs. Read next: `run`.
-"""
+"""The operator's process as it is deployed, and what it says of itself: CPU, memory, requests, turns."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 Bodies are encoded beforehand and answers are not read, so what it takes is the API server, the scheduler, the job
 controller and the nodes; no operator of whatever language is quicker on this machine.
-Refuses to hold: dry runs, Events, statuses, watches, which an operator has beside. Read next: `run`.
 """
 
 from __future__ import annotations

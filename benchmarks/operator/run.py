@@ -12,8 +12,6 @@ Prints one JSON object:
     requestsPerJob    by verb, of the operator alone;  rssMiB: highest;  idleCpu: share of a core afterwards
     cores             busy in all over that time: more than the programs' own is neighbours'
     floor             a plain client that makes the same objects (see `floor`)
-
-Refuses to hold: managers and trainers: no pod has a process behind it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Jobs' statuses as they come, so that the benchmark need not list a thousand jobs every second.
-
-Refuses to hold: anything but the numbers that are waited for. Read next: `run`.
-"""
+"""Jobs' statuses as they come, so that the benchmark need not list a thousand jobs every second."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Fleets and workloads at random: what a run of the benchmark is made of, the same for the same seed.
-
-Refuses to hold: what happens with them (see `world`). Read next: `world`.
-"""
+"""Fleets and workloads at random: what a run of the benchmark is made of, the same for the same seed."""
 
 from __future__ import annotations
 

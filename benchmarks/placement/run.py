@@ -2,8 +2,6 @@
 
 Each fleet drawn works at each workload drawn, in virtual time, and so do its reserved engines alone. Prints the ten
 worst steps, each with what was measured of it, and as its last line one JSON object.
-
-Refuses to hold: what is drawn (`draws`), the simulation (`world`), the bound (`bound`). Read next: `draws`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python rank_run.py FOLDER --ranks 2 --steps 10   ends with 0 when all steps are done, 75 when it lost a rank
 
 It is started, watched and saved as the trainer does it (`LearnerGroup`, `Checkpoints`), on batches that the step's
-number draws. Refuses to hold: who kills it (see `ranks`).
+number draws.
 """
 
 from __future__ import annotations

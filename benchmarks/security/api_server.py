@@ -2,8 +2,7 @@
 
 A PolyRLJob's spec is kept as the text that its author sent: what a real server would have refused or pruned reaches the
 operator here. What is owned by nothing that is there is collected, as by a real server's controller: else what the
-operator makes in the moment in which a job goes would stay, and be kept by it too. Refuses to hold: Events, admission,
-validation.
+operator makes in the moment in which a job goes would stay, and be kept by it too.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ received file is compared with the learner's tensors byte by byte. Beside it, on
 XOR of words with zstandard. The last line is one JSON object.
 
 `pre-warmed` steps are not published: an optimizer's first steps move every weight by the whole learning rate.
-Refuses to hold: densities of a large model in RL, which change less. Read next: `polyrl.weights.deltas`.
 """
 
 from __future__ import annotations

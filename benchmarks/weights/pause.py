@@ -7,8 +7,6 @@ A real manager, agent and engine, a model of random weights, and samples that ar
 versions come meanwhile, each when the one before is served. The seconds are the engine's and the agent's own, as the
 manager adds them up. Every sample must end with exactly the tokens that it asked for, of versions that only rise; the
 manager counts tokens that were generated twice. The last line is one JSON object.
-
-Refuses to hold: how weights travel (see `run`). Read next: `polyrl_rollout.agent.app`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ over TCP, without keys or encryption, where POLYRL_MOONCAKE_PYTHON names an inte
 
 The puller verifies all that it receives; the sockets verify nothing. Every version is new to the last byte; the first
 one, which touches fresh memory, counts apart. The last line is one JSON object.
-
-Refuses to hold: what a link is worth. Read next: `polyrl_rollout.weights.transfer`.
 """
 
 from __future__ import annotations

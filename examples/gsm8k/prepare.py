@@ -5,8 +5,8 @@
 Writes FOLDER/data/{sft,rl,eval}.jsonl and, with --vocabulary, FOLDER/tokenizer: a byte-level BPE tokenizer trained on
 the training rows, for a model made from a config when no pretrained one is at hand.
 
-Refuses to guess: a row without text, or without a final line "#### <number>", ends it with the file and line, and
-nothing is written. Read next: `reward`.
+Nothing is guessed: a row without text, or without a final line "#### <number>", ends it with the file and line, and
+nothing is written.
 """
 
 from __future__ import annotations

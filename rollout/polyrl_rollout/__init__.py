@@ -8,5 +8,5 @@
     testing     fakes of engine, agent and metadata service, and the simulation; left out of images
 
 Processes are started by `python -m polyrl_rollout.manager` and `python -m polyrl_rollout.agent`; other packages import
-none of it. Read next: `manager`, `agent`.
+none of it.
 """

@@ -45,6 +45,8 @@ NEVER: Final = {
     "stories", "story", "strike", "striker", "strikes", "struck", "tally", "told", "unask", "wish", "wished",
 }  # fmt: skip
 """In no text either, whatever the sense."""
+NO_PHRASES: Final = {"refuses to hold", "read next"}
+"""What a module does not hold is where it is; where to go on is said by what it imports."""
 NEVER_A_NAME: Final = NEVER | {
     "beat", "bye", "closing", "cut", "dismiss", "gate", "goes", "hear", "hears", "homes", "look", "looked", "looks",
     "missed", "obey", "obeys", "patient", "said", "say", "says", "soon", "stamp", "stamps", "tell", "tells", "trusted",
@@ -240,7 +242,7 @@ def test_no_name_holds_a_private_word() -> None:
 
 
 def test_no_text_holds_a_private_word() -> None:
-    pattern = re.compile(rf"\b({'|'.join(NEVER)})\b", re.IGNORECASE)
+    pattern = re.compile(rf"\b({'|'.join(NEVER | NO_PHRASES)})\b", re.IGNORECASE)
     texts = [path for path in tracked() if path.suffix in TEXTS and path.name not in NO_TEXTS]
     assert [
         f"{name(path)}:{number}: {found[0]}"

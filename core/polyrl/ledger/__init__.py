@@ -12,7 +12,7 @@
     measures      lengths of turns and time of engines, as folds that the state holds
 
 Each imports only what stands below it; `ledger` stands above all. Whoever keeps the events keeps the run:
-applied again they give the same state. Read next: `ledger`.
+applied again they give the same state.
 """
 
 from __future__ import annotations

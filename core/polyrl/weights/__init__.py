@@ -7,7 +7,7 @@
     engine_sums  whether engines hold what they say
     lending    chunks that receivers read from the publisher's memory for themselves
 
-Other packages import everything of `manifest` from here. Read next: `manifest`.
+Other packages import everything of `manifest` from here.
 """
 
 from __future__ import annotations

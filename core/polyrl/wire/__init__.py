@@ -11,7 +11,7 @@ Every message is idempotent or carries what makes it so: `request` (trainer), `a
 new tag. `decode_*` raise ProtocolError and nothing else, whatever the bytes; callers count and drop. Durations are
 seconds from receipt, never wall-clock times: clocks differ.
 
-Other packages import everything from here. Read next: `agent`.
+Other packages import everything from here.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ not their number: a peer that is let in and sends part after part fills the memo
 of such a message but the bytes of its connection. So those are what is counted: all that a connection has brought
 since the last message of its that was handed over.
 
-A connection is known by its file descriptor. Refuses to hold: sockets; who listens reads the counts and cuts off.
+A connection is known by its file descriptor. Who listens reads the counts and cuts off.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`python -m cluster up | down | load IMAGE...`: the port for make, on whichever cluster the environment names.
-
-Refuses to hold: the verbs (see `port`). Read next: `choice`.
-"""
+"""`python -m cluster up | down | load IMAGE...`: the port for make, on whichever cluster the environment names."""
 
 from __future__ import annotations
 

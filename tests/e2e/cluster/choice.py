@@ -1,6 +1,6 @@
 """Which cluster: an external driver, else one that KUBECONFIG names, else kind.
 
-Refuses to guess further: where none can be had, the caller says so. Read next: `port`.
+Where none can be had, the caller says so.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 
 Exit 0: done; `kubeconfig` prints a path, `kill-process` how many it killed. Exit 3: this bed cannot do that. Anything
 else: it failed, and stderr says why.
-Refuses to know what the executable is. Read next: `choice`.
 """
 
 from __future__ import annotations

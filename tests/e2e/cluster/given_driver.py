@@ -1,7 +1,6 @@
 """A cluster that somebody gave us by KUBECONFIG: we are guests, and touch nothing but our own namespaces.
 
 Refuses every verb that belongs to the machines' owner; the tests that need one are skipped, and say so.
-Read next: `choice`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A cluster of kind, its machines containers: `docker kill` takes one away, `docker pause` hangs one.
 
-Refuses to invent machines: kind has no verb for one more node, so only a node that died comes back.
-Read next: `choice`.
+kind has no verb for one more node, so only a node that died comes back.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A driver does what only the machines' owner can: nodes that die, freeze and come, the control plane away, images brought
 in. What every user can do goes through `kubectl` and `helm` (see `tools`), the same on all of them.
-Refuses to hold: anything of PolyRL. Read next: `kind_driver`, `external_driver`, `given_driver`, `choice`.
 """
 
 from __future__ import annotations

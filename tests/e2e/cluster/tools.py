@@ -1,6 +1,6 @@
 """`kubectl`, `helm` and other programs from PATH, each call with a deadline.
 
-Refuses to retry: what may come late is awaited by name (`eventually`), what fails, fails. Read next: `port`.
+Nothing is retried: what may come late is awaited by name (`eventually`), what fails, fails.
 """
 
 from __future__ import annotations

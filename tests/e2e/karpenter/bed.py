@@ -4,7 +4,7 @@
                                              Node that it orders gets a machine with a kubelet and our images
     POLYRL_KARPENTER_DRIVER down             both end; machines that were ordered go
 
-Refuses to imitate either: without the executable the tests are skipped, and say so. Read next: `node_pools`.
+Neither is imitated: without the executable the tests are skipped, and say so.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The NodePools of docs/how-to/spot-capacity.md, as they stand there but for the class of nodes and the wait.
 
-Refuses to hold: pools of its own, for what is shown to readers is what is tested. Read next: `bed`.
+There are no others: what is shown to readers is what is tested.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a run kept, read from its own volumes by a pod of the operator's image once it is over.
 
 The journal holds each sample's whole life, so that nothing here is taken from what the run says of itself.
-Refuses to be called while the job runs: its volumes belong to its pods. Read next: `read_journal`.
+Only when the job has ended: until then its volumes belong to its pods.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The faults that clusters inject, as a table: what is done, to which pods, and how the world is put right again.
 
 Each does one thing and returns when, and whom it hit; that nothing was lost is checked in the journal afterwards.
-Refuses to wait for PolyRL: a fault knows nothing of how it is mended. Read next: `test_faults_on_cluster`.
+None waits for PolyRL: a fault knows nothing of how it is mended.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One PolyRLJob on the cluster, in a namespace of its own: made from the example, applied, watched, awaited.
 
-Refuses to reach into the operator: all it knows is what `kubectl` shows to everybody. Read next: `audit`, `faults`.
+Nothing reaches into the operator: all that is known is what `kubectl` shows to everybody.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The chart as a release: installed by the real Helm with this checkout's images, and gone again.
-
-Refuses to hold: what the chart promises (see its own tests). Read next: `job`.
-"""
+"""The chart as a release: installed by the real Helm with this checkout's images, and gone again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the environment says about the code under test on a cluster: images, the release's name and namespace.
-
-Refuses to hold: anything about machines (see `cluster.choice`). Read next: `release`.
-"""
+"""What the environment says about the code under test on a cluster: images, the release's name and namespace."""
 
 from __future__ import annotations
 

@@ -6,8 +6,6 @@ Appended fields with defaults need no function: the bytes of before lack them, a
 are gone from a struct with names are passed over. So most steps are about what is gone, or means something else. A step
 knows the bytes of its two schemas, not today's classes, which later steps change: it sees plain lists and dicts. Steps
 since the last release are kept; so a manager of the next minor version takes over a live run.
-
-Read next: `polyrl.ledger.journal`.
 """
 
 from __future__ import annotations
