@@ -14,7 +14,6 @@ from typing import Final
 
 from polyrl.manifest.environment import AS_NVIDIA_SMI, EVERY_WORKER, GPU_ORDER, USER_CODE, VISIBLE_GPUS
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.recipe import Mode
 from polyrl.manifest.rollout import WeightExchange
 from polyrl.sample import Pool
 
@@ -196,12 +195,7 @@ class Workers:
 def wants_engines(spec: JobSpec) -> bool:
     """True when something is sampled: RL always does; the other modes do to evaluate, if they can score; a reward model
     writes nothing (a rule keeps its `data.eval` empty)."""
-    return samples_to_train(spec) or bool(spec.recipe.data.eval and spec.recipe.reward)
-
-
-def samples_to_train(spec: JobSpec) -> bool:
-    """True when the policy itself writes what it learns from."""
-    return spec.recipe.mode in (Mode.RL, Mode.SFT_RL)
+    return spec.recipe.mode.is_online or bool(spec.recipe.data.eval and spec.recipe.reward)
 
 
 def exchanges_weights(spec: JobSpec, *, in_pods: bool) -> bool:
@@ -221,7 +215,7 @@ def workers_of(spec: JobSpec, place: RunLocation, pool: Pool = Pool.SPOT) -> Wor
             rollouts=0,
             trainer_restarts=spec.backoff_limit,
         )
-    trains = samples_to_train(spec)
+    trains = spec.recipe.mode.is_online
     reserved = spec.trainer.reserved_engine or not trains
     return Workers(
         trainer=_trainer(spec, place, managed=True),
@@ -316,7 +310,7 @@ def _module(place: RunLocation, module: str, keys: str, endpoints_flag: str | No
 def _trainer_threads(spec: JobSpec, place: RunLocation) -> int:
     """Cores that rollouts on the same machine leave free; the reserved engine generates while the learner waits, so it
     takes none."""
-    beside = samples_to_train(spec) and place.pods is None
+    beside = spec.recipe.mode.is_online and place.pods is None
     return max(1, place.cpus - (num_rollouts(spec) * spec.rollout.engine.threads if beside else 0))
 
 

@@ -92,11 +92,11 @@ def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:
         if one.reward is not None:
             asked = [replace(prompt, judge=one.name) for prompt in asked]
         evaluation.append(EvaluationPrompts(one.name, asked, sampling=one.sampling, pass_reward=one.pass_reward))
-    if recipe.mode in (Mode.SFT, Mode.SFT_RL):
+    if recipe.mode.has_sft:
         conversations = buffer(
             recipe.data.sft, lambda one: examples.prepare_conversations(answered(one), tokenizer, context)
         )
-    if recipe.mode in (Mode.RL, Mode.SFT_RL):
+    if recipe.mode.is_online:
         to_generate = buffer(recipe.data.rl, prompts)
     if recipe.mode is Mode.OFFLINE_RL:
         finished = buffer(

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from polyrl.manifest.data import named_rows
 from polyrl.manifest.parts.sources import HUB_ID, MODEL_URI, ROWS_SUFFIXES, no_pattern
-from polyrl.manifest.recipe import Mode, RecipeSpec
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl_cli.manifests.yaml_source import FieldPath, ManifestFault
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -66,7 +66,7 @@ def named_files(recipe: RecipeSpec) -> Iterator[NamedPath]:
 def _named_code(recipe: RecipeSpec) -> Iterator[NamedPath]:
     code = recipe.code.path
     yield NamedPath((*_RECIPE, "code", "path"), code, check=_folder)
-    if recipe.reward is not None and recipe.mode in (Mode.RL, Mode.SFT_RL):
+    if recipe.reward is not None and recipe.mode.is_online:
         yield NamedPath((*_RECIPE, "reward", "function"), code, check=partial(_function, recipe.reward.function))
     algorithm = recipe.algorithm
     for name, function in (

@@ -88,7 +88,7 @@ def model_card(origin: ModelOrigin) -> str:
 
 def _stages(recipe: RecipeSpec) -> Iterator[str]:
     sft, rl = recipe.sft, recipe.algorithm
-    if recipe.mode in (Mode.SFT, Mode.SFT_RL):
+    if recipe.mode.has_sft:
         yield f"SFT: {sft.steps} steps of {sft.batch_size} sequences, learning rate {sft.optimizer.learning_rate:g}"
     if recipe.mode is Mode.DPO:
         dpo = recipe.dpo
@@ -102,7 +102,7 @@ def _stages(recipe: RecipeSpec) -> Iterator[str]:
             f"Reward model: {model.steps} steps of {model.batch_size} pairs, learning rate"
             f" {model.optimizer.learning_rate:g}"
         )
-    if recipe.mode in (Mode.RL, Mode.SFT_RL, Mode.OFFLINE_RL):
+    if recipe.mode.has_rl:
         where = " on finished samples" if recipe.mode is Mode.OFFLINE_RL else ""
         yield (
             f"{rl.name.upper()}{where}: {rl.steps} steps of {rl.prompts_per_step} prompts,"

@@ -18,7 +18,7 @@ from polyrl.local.devices import Gpu
 from polyrl.manifest.engine_args import gpus_per_engine
 from polyrl.manifest.environment import ENGINE_APART, LEARNER_DEVICE
 from polyrl.manifest.job import JobSpec
-from polyrl.worker import Workers, num_rollouts, samples_to_train, wants_engines
+from polyrl.worker import Workers, num_rollouts, wants_engines
 
 ONE_INSTANCE: Final = (
     "an engine over {each} GPUs cannot have instances of a divided GPU (MIG): CUDA shows a process one of them;"
@@ -95,7 +95,7 @@ class WantedGpus:
 
 def wanted_gpus(spec: JobSpec, *, engines_on_cpu: bool = False) -> WantedGpus:
     """What `assign_gpus` assigns."""
-    trains = samples_to_train(spec)
+    trains = spec.recipe.mode.is_online
     each = 0 if engines_on_cpu or not wants_engines(spec) else gpus_per_engine(spec.rollout.engine)
     reserves = each > 0 and (spec.trainer.reserved_engine or not trains)
     rollouts = num_rollouts(spec) if trains and each else 0

@@ -20,7 +20,7 @@ from polyrl.manifest.spec import CpuOffload
 from polyrl.memory.learner import learner_bytes, moments_at_least, parameters_at_least
 from polyrl.memory.moments import FLOAT32_BYTES
 from polyrl.memory.sizes import GIB, SERVED_BYTES
-from polyrl.worker import num_rollouts, samples_to_train, wants_engines
+from polyrl.worker import num_rollouts, wants_engines
 
 PROCESS_BYTES: Final = 300 << 20
 """Private memory of a process that has imported torch and transformers: 330 MB, measured."""
@@ -65,7 +65,7 @@ def num_engines(spec: JobSpec) -> int:
     """Engines that a run on one machine begins with."""
     if not wants_engines(spec):
         return 0
-    if not samples_to_train(spec):
+    if not spec.recipe.mode.is_online:
         return 1
     return num_rollouts(spec) + int(spec.trainer.reserved_engine)
 

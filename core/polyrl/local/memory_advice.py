@@ -23,7 +23,6 @@ from polyrl.memory.engine import USUAL_FRACTION
 from polyrl.memory.gpus import GPU_MEBIBYTES
 from polyrl.memory.heads import engine_spreads, wrong_spreads
 from polyrl.memory.sizes import GIB, ModelSizes
-from polyrl.worker import samples_to_train
 
 PASS_STEP: Final = 512
 """Tokens of a pass are proposed in such steps."""
@@ -129,7 +128,7 @@ def _learner_edits(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> Iterato
     spared: list[Edits] = [{}, *({KEPT_OF_A_LAYER: one.value} for one in less)]
     for beside in [{**kind, **edits} for kind in kinds for edits in spared]:
         yield beside
-        if wanted_gpus(spec).reserves and samples_to_train(spec):
+        if wanted_gpus(spec).reserves and spec.recipe.mode.is_online:
             changed = edited(spec, beside)
             fraction = _fraction(changed, sizes, offer)
             if fraction < 1:
@@ -191,7 +190,7 @@ def _enough(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer, *, learns: bool) 
     """What must be added for it to fit: nothing, or shorter passes; None where neither does."""
     if _holds(spec, sizes, offer, learns=learns):
         return {}
-    longest = spec.rollout.engine.max_context if samples_to_train(spec) else 0
+    longest = spec.rollout.engine.max_context if spec.recipe.mode.is_online else 0
     least = -(-max(longest, LEAST_PASS) // PASS_STEP)
     tokens = spec.recipe.max_tokens_per_micro_batch // PASS_STEP
     if not learns or tokens <= least:

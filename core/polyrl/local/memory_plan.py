@@ -16,7 +16,6 @@ from polyrl.manifest.job import JobSpec
 from polyrl.memory.engine import EngineMemory, engine_memory
 from polyrl.memory.learner import OFFLOADED, REFERENCE, LearnerMemory, holds_reference, learner_memory
 from polyrl.memory.sizes import ModelSizes
-from polyrl.worker import samples_to_train
 
 LEARNER, RESERVED, ROLLOUT = "learner", "reserved engine", "rollout"
 SHARED = f"{LEARNER} and {RESERVED}"
@@ -74,7 +73,7 @@ class MemoryPlan:
 
 def pass_tokens(spec: JobSpec) -> int:
     """Of the learner's longest pass: the budget, or a single sample that is longer and has a pass of its own."""
-    longest = spec.rollout.engine.max_context if samples_to_train(spec) else 0
+    longest = spec.rollout.engine.max_context if spec.recipe.mode.is_online else 0
     return max(spec.recipe.max_tokens_per_micro_batch, longest)
 
 

@@ -66,6 +66,21 @@ class Mode(StrEnum):
     REWARD_MODEL = "reward-model"
     """A model of rewards from pairs of answers; no engine runs."""
 
+    @property
+    def is_online(self) -> bool:
+        """True when the policy itself writes what it learns from, so that engines generate while it trains."""
+        return self in (Mode.RL, Mode.SFT_RL)
+
+    @property
+    def has_rl(self) -> bool:
+        """True when a stage learns from rewards, on-line or from a file."""
+        return self.is_online or self is Mode.OFFLINE_RL
+
+    @property
+    def has_sft(self) -> bool:
+        """True when a stage learns from examples."""
+        return self in (Mode.SFT, Mode.SFT_RL)
+
 
 class TokenizerSpec(ManifestModel):
     """How text becomes tokens."""

@@ -169,7 +169,7 @@ def _optimizers(recipe: RecipeSpec) -> list[OptimizerName]:
 def trains_critic(recipe: RecipeSpec) -> bool:
     """Whether the learner holds the model twice, to learn a value function."""
     algorithm = recipe.algorithm
-    return recipe.mode in (Mode.RL, Mode.SFT_RL) and algorithm.uses_critic and not algorithm.shares_trunk
+    return recipe.mode.is_online and algorithm.uses_critic and not algorithm.shares_trunk
 
 
 def adapter_parameters(sizes: ModelSizes, recipe: RecipeSpec) -> int:

@@ -20,7 +20,7 @@ from polyrl.errors import InvalidCode, InvalidData
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.parts.algorithm import AlgorithmSpec, GroupFilter
 from polyrl.manifest.parts.user_code import RewardSpec
-from polyrl.manifest.recipe import Mode, RecipeSpec
+from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import Finish, sample_id
 from polyrl.wire.checks import (
     RESPONSE_FLAG,
@@ -170,7 +170,7 @@ def _with(tried: RewardTried, **changes: Any) -> RewardTried:
 
 def _prompt(spec: JobSpec, manifest_dir: Path, number: int) -> tuple[Prompt, Tokenizer] | None:
     recipe = spec.recipe
-    generates = recipe.mode in (Mode.RL, Mode.SFT_RL)
+    generates = recipe.mode.is_online
     sources = {one.path: one for one in recipe.sources if one.is_rows}
     for dataset in [*(recipe.data.rl if generates else ()), *recipe.data.eval]:
         file = cached_path(sources[dataset.path], manifest_dir)

@@ -108,9 +108,9 @@ def _stages(
 
     if mode in (Mode.DPO, Mode.REWARD_MODEL):
         yield ("data", "preferences"), data.preferences, pairs
-    if mode in (Mode.SFT, Mode.SFT_RL):
+    if mode.has_sft:
         yield ("data", "sft"), data.sft, conversations
-    if mode in (Mode.RL, Mode.SFT_RL):
+    if mode.is_online:
         yield ("data", "rl"), data.rl, prompts
     if mode is Mode.OFFLINE_RL:
         yield ("data", "rl"), data.rl, finished

@@ -84,7 +84,7 @@ class Stages:
             return False
         if mode in (Mode.DPO, Mode.REWARD_MODEL):
             return await self._preferences(side)
-        if mode in (Mode.SFT, Mode.SFT_RL) and not await self._sft(side):
+        if mode.has_sft and not await self._sft(side):
             return False
         return mode is Mode.SFT or await self._rl(side)
 

@@ -16,7 +16,7 @@ from polyrl.manifest.spec import JobSpec
 from polyrl.manifest.status import JobStatus
 from polyrl.sample import Pool
 from polyrl.status import EngineState, EngineStatus, ManagerStatus
-from polyrl.worker import Role, samples_to_train, wants_engines
+from polyrl.worker import Role, wants_engines
 
 UNREACHABLE_POLLS: Final = 3
 """Polls in a row without an answer after which the manager counts as unreachable."""
@@ -73,7 +73,7 @@ class ReconcileContext:
 
     @property
     def wants_rollouts(self) -> bool:
-        return samples_to_train(self.spec)
+        return self.spec.recipe.mode.is_online
 
     @property
     def manager_status(self) -> ManagerStatus | None:

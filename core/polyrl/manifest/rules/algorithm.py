@@ -19,7 +19,7 @@ from polyrl.manifest.parts.algorithm import (
 )
 from polyrl.manifest.parts.critic import CriticSpec, CriticTrunk
 from polyrl.manifest.recipe import Mode
-from polyrl.manifest.rules.rule import GENERATES, Rule, samples
+from polyrl.manifest.rules.rule import IS_ONLINE, Rule
 
 _ADVANTAGE: Final = (
     "(has(self.recipe.algorithm.advantage) ? self.recipe.algorithm.advantage : self.recipe.algorithm.name)"
@@ -130,10 +130,14 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         " with such a maxTurns, in a mode that generates",
         holds=lambda s: (
             s.recipe.algorithm.advantage is not AdvantageEstimator.TURN_NORM
-            or (samples(s) and s.recipe.environment is not None and s.recipe.environment.max_turns <= MOST_PAID_TURNS)
+            or (
+                s.recipe.mode.is_online
+                and s.recipe.environment is not None
+                and s.recipe.environment.max_turns <= MOST_PAID_TURNS
+            )
         ),
         cel="!has(self.recipe.algorithm.advantage) || self.recipe.algorithm.advantage != 'turnNorm'"
-        f" || ({GENERATES} && has(self.recipe.environment) && self.recipe.environment.maxTurns <= {MOST_PAID_TURNS})",
+        f" || ({IS_ONLINE} && has(self.recipe.environment) && self.recipe.environment.maxTurns <= {MOST_PAID_TURNS})",
     ),
     Rule(
         "own-advantage-of-turns",
@@ -272,12 +276,12 @@ ALGORITHM_RULES: Final[tuple[Rule, ...]] = (
         message="{recipe.algorithm.name} compares the samples of a group: {recipe.sampling.samplesPerPrompt} is too"
         " few, 2 is the least",
         holds=lambda s: (
-            not samples(s)
+            not s.recipe.mode.is_online
             or s.recipe.sampling.samples_per_prompt >= 2
             or s.recipe.algorithm.advantage_function is not None
             or (s.recipe.algorithm.advantage or s.recipe.algorithm.name).value in ("reinforce++", "gae", "ppo")
         ),
-        cel=f"!({GENERATES}) || self.recipe.sampling.samplesPerPrompt >= 2"
+        cel=f"!({IS_ONLINE}) || self.recipe.sampling.samplesPerPrompt >= 2"
         " || has(self.recipe.algorithm.advantageFunction)"
         f" || {_ADVANTAGE} in ['reinforce++', 'gae', 'ppo']",
     ),

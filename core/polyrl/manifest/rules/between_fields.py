@@ -16,7 +16,7 @@ from polyrl.manifest.rules.data import DATA_RULES
 from polyrl.manifest.rules.engine import ENGINE_RULES
 from polyrl.manifest.rules.evaluation import EVALUATION_RULES
 from polyrl.manifest.rules.preferences import PREFERENCE_RULES
-from polyrl.manifest.rules.rule import GENERATES, Rule, samples
+from polyrl.manifest.rules.rule import IS_ONLINE, Rule
 from polyrl.manifest.scaling import Objective
 from polyrl.manifest.spec import JobSpec
 
@@ -26,18 +26,10 @@ OWN_PORTS: Final = (5001, 5002, 5003)
 _SECRET: Final = "(_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$"
 """Ends of the names of variables whose values no file and no log should hold."""
 
-_SUPERVISES: Final = "self.recipe.mode in ['sft', 'sft+rl']"
-_REINFORCES: Final = "self.recipe.mode in ['rl', 'sft+rl', 'offline-rl']"
+_HAS_SFT: Final = "self.recipe.mode in ['sft', 'sft+rl']"
+_HAS_RL: Final = "self.recipe.mode in ['rl', 'sft+rl', 'offline-rl']"
 _CHARACTERS: Final = "self.recipe.model.tokenizer.type == 'characters'"
 _ALPHABET: Final = "self.recipe.model.tokenizer.alphabet"
-
-
-def _supervises(spec: JobSpec) -> bool:
-    return spec.recipe.mode in (Mode.SFT, Mode.SFT_RL)
-
-
-def _reinforces(spec: JobSpec) -> bool:
-    return spec.recipe.mode in (Mode.RL, Mode.SFT_RL, Mode.OFFLINE_RL)
 
 
 def _one_source(role: str) -> Rule:
@@ -105,8 +97,8 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         "recipe.model.lora.dropout",
         message="engines compute without dropout, so that what they drew would be scored by another model;"
         " 0 with mode {recipe.mode}",
-        holds=lambda s: not samples(s) or s.recipe.model.lora is None or s.recipe.model.lora.dropout == 0,
-        cel=f"!({GENERATES}) || !has(self.recipe.model.lora) || self.recipe.model.lora.dropout == 0.0",
+        holds=lambda s: not s.recipe.mode.is_online or s.recipe.model.lora is None or s.recipe.model.lora.dropout == 0,
+        cel=f"!({IS_ONLINE}) || !has(self.recipe.model.lora) || self.recipe.model.lora.dropout == 0.0",
     ),
     Rule(
         "lora-has-its-model",
@@ -126,14 +118,14 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         ),
         cel="!has(self.recipe.model.lora) || self.recipe.model.lora.saveMerged || self.recipe.mode != 'sft+rl'",
     ),
-    *_stage_has("sft", "sft", _supervises, cel=_SUPERVISES),
-    *_stage_has("rl", "algorithm", _reinforces, cel=_REINFORCES),
+    *_stage_has("sft", "sft", lambda s: s.recipe.mode.has_sft, cel=_HAS_SFT),
+    *_stage_has("rl", "algorithm", lambda s: s.recipe.mode.has_rl, cel=_HAS_RL),
     Rule(
         "reward-given",
         "recipe.reward",
         message="mode {recipe.mode} needs a reward function (reward: with function: module:function)",
-        holds=lambda s: not samples(s) or s.recipe.reward is not None,
-        cel=f"!({GENERATES}) || has(self.recipe.reward)",
+        holds=lambda s: not s.recipe.mode.is_online or s.recipe.reward is not None,
+        cel=f"!({IS_ONLINE}) || has(self.recipe.reward)",
     ),
     Rule(
         "alphabet-given",
@@ -182,8 +174,8 @@ RECIPE_RULES: Final[tuple[Rule, ...]] = (
         "sampling-explores",
         "recipe.sampling.temperature",
         message="at temperature 0 all samples of a group are equal, and mode {recipe.mode} learns nothing; raise it",
-        holds=lambda s: not samples(s) or s.recipe.sampling.temperature > 0,
-        cel=f"!({GENERATES}) || self.recipe.sampling.temperature > 0.0",
+        holds=lambda s: not s.recipe.mode.is_online or s.recipe.sampling.temperature > 0,
+        cel=f"!({IS_ONLINE}) || self.recipe.sampling.temperature > 0.0",
     ),
 )
 
@@ -211,9 +203,11 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         "rollout.engine.type",
         message="SGLang loads a folder (recipe.model.path); a model made from config needs type embedded",
         holds=lambda s: (
-            not samples(s) or s.rollout.engine.type is not EngineType.SGLANG or s.recipe.model.config is None
+            not s.recipe.mode.is_online
+            or s.rollout.engine.type is not EngineType.SGLANG
+            or s.recipe.model.config is None
         ),
-        cel=f"!({GENERATES}) || self.rollout.engine.type != 'sglang' || !has(self.recipe.model.config)",
+        cel=f"!({IS_ONLINE}) || self.rollout.engine.type != 'sglang' || !has(self.recipe.model.config)",
     ),
     Rule(
         "switch-in-flight",
@@ -222,18 +216,18 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         " away, or generate ahead of training",
         holds=lambda s: (
             s.rollout.engine.weight_switch is WeightSwitch.RECOMPUTE
-            or (samples(s) and s.recipe.algorithm is not None and s.recipe.algorithm.max_staleness > 0)
+            or (s.recipe.mode.is_online and s.recipe.algorithm is not None and s.recipe.algorithm.max_staleness > 0)
         ),
         cel="self.rollout.engine.weightSwitch == 'recompute' || ("
-        f"({GENERATES}) && has(self.recipe.algorithm) && self.recipe.algorithm.maxStaleness > 0)",
+        f"({IS_ONLINE}) && has(self.recipe.algorithm) && self.recipe.algorithm.maxStaleness > 0)",
     ),
     Rule(
         "response-fits",
         "recipe.sampling.maxNewTokens",
         message="{recipe.sampling.maxNewTokens} leaves no room for a prompt in rollout.engine.maxContext"
         " ({rollout.engine.maxContext})",
-        holds=lambda s: not samples(s) or s.recipe.sampling.max_new_tokens < s.rollout.engine.max_context,
-        cel=f"!({GENERATES}) || self.recipe.sampling.maxNewTokens < self.rollout.engine.maxContext",
+        holds=lambda s: not s.recipe.mode.is_online or s.recipe.sampling.max_new_tokens < s.rollout.engine.max_context,
+        cel=f"!({IS_ONLINE}) || self.recipe.sampling.maxNewTokens < self.rollout.engine.maxContext",
     ),
     Rule(
         "cache-fits",
@@ -263,8 +257,8 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         "someone-generates",
         "rollout.maxReplicas",
         message="0 rollouts and no trainer.reservedEngine: nothing would generate",
-        holds=lambda s: not samples(s) or s.trainer.reserved_engine or s.rollout.max_replicas > 0,
-        cel=f"!({GENERATES}) || self.trainer.reservedEngine || self.rollout.maxReplicas > 0",
+        holds=lambda s: not s.recipe.mode.is_online or s.trainer.reserved_engine or s.rollout.max_replicas > 0,
+        cel=f"!({IS_ONLINE}) || self.trainer.reservedEngine || self.rollout.maxReplicas > 0",
     ),
     Rule(
         "base-fits",
@@ -370,10 +364,10 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         message="a fault is only injected in modes rl and sft+rl, at an atStep of at most algorithm.steps"
         " ({recipe.algorithm.steps}), on a rollout below maxReplicas ({rollout.maxReplicas})",
         holds=lambda s: all(
-            samples(s) and f.at_step <= s.recipe.algorithm.steps and f.rollout < s.rollout.max_replicas
+            s.recipe.mode.is_online and f.at_step <= s.recipe.algorithm.steps and f.rollout < s.rollout.max_replicas
             for f in s.fault_injection
         ),
-        cel=f"self.faultInjection.all(f, {GENERATES}"
+        cel=f"self.faultInjection.all(f, {IS_ONLINE}"
         " && f.atStep <= self.recipe.algorithm.steps && f.rollout < self.rollout.maxReplicas)",
     ),
     _one_source("trainer"),

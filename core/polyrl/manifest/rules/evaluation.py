@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from polyrl.manifest.data import EvaluationSampling
-from polyrl.manifest.recipe import Mode, SamplingSpec
-from polyrl.manifest.rules.rule import GENERATES, Rule, samples
+from polyrl.manifest.recipe import SamplingSpec
+from polyrl.manifest.rules.rule import IS_ONLINE, Rule
 from polyrl.manifest.spec import JobSpec
 from polyrl.sample import LEAST_TEMPERATURE
 
@@ -58,14 +58,14 @@ EVALUATION_RULES: Final[tuple[Rule, ...]] = (
         "eval-steps-generate",
         "recipe.evaluation.everySteps",
         message="counts RL steps whose weights engines have; mode {recipe.mode} has none of them: leave it out",
-        holds=lambda s: s.recipe.evaluation.every_steps == 0 or samples(s),
-        cel=f"self.recipe.evaluation.everySteps == 0 || {GENERATES}",
+        holds=lambda s: s.recipe.evaluation.every_steps == 0 or s.recipe.mode.is_online,
+        cel=f"self.recipe.evaluation.everySteps == 0 || {IS_ONLINE}",
     ),
     Rule(
         "eval-steps-supervised",
         "recipe.evaluation.everySftSteps",
         message="counts SFT steps; mode {recipe.mode} has none of them: leave it out",
-        holds=lambda s: s.recipe.evaluation.every_sft_steps == 0 or s.recipe.mode in (Mode.SFT, Mode.SFT_RL),
+        holds=lambda s: s.recipe.evaluation.every_sft_steps == 0 or s.recipe.mode.has_sft,
         cel="self.recipe.evaluation.everySftSteps == 0 || self.recipe.mode in ['sft', 'sft+rl']",
     ),
     Rule(

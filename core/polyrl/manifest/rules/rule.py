@@ -14,20 +14,14 @@ from typing import Any, Final
 
 from pydantic.alias_generators import to_snake
 
-from polyrl.manifest.recipe import Mode
 from polyrl.manifest.spec import JobSpec
 
 _PLACEHOLDER: Final = re.compile(r"\{([a-zA-Z.]+)\}")
 _FIELD: Final = re.compile(r"\bself((?:\.[a-zA-Z]+(?![a-zA-Z_(]))+)")
 """A path from self, without the method that is called on it."""
 
-GENERATES: Final = "self.recipe.mode in ['rl', 'sft+rl']"
-"""CEL for `samples`."""
-
-
-def samples(spec: JobSpec) -> bool:
-    """Whether the job's mode lets engines generate."""
-    return spec.recipe.mode in (Mode.RL, Mode.SFT_RL)
+IS_ONLINE: Final = "self.recipe.mode in ['rl', 'sft+rl']"
+"""CEL for `Mode.is_online`."""
 
 
 @dataclass(frozen=True)
