@@ -23,6 +23,8 @@ PACKAGES = {
     "trainer": "polyrl_trainer",
 }
 MAX_FILES_OF_A_CHANGE = 5
+MAX_MODULES_IN_A_FOLDER = 12
+"""As tests/unit/test_house.py has it."""
 HEADING = re.compile(r"^#+ (.+?)\s*$", re.MULTILINE)
 NAMED_FILE = re.compile(
     r"`((?:core|operator|cli|rollout|trainer|tests|benchmarks|examples|charts|images|make|docs)/[\w./*-]+)"
@@ -89,3 +91,10 @@ def test_a_usual_change_touches_few_files() -> None:
     named = {file for files in changes.values() for file in files}
     places = {file.partition("NAME")[0].rpartition("/")[0] if "NAME" in file else file for file in named}
     assert sorted(place for place in places if not (ROOT / place).exists()) == []
+
+
+def test_a_folder_of_a_usual_change_takes_one_more_module() -> None:
+    named = {file for files in usual_changes().values() for file in files if file.endswith("NAME.py")}
+    folders = {file.rpartition("/")[0] for file in named}
+    full = {folder for folder in folders if len(list((ROOT / folder).glob("*.py"))) >= MAX_MODULES_IN_A_FOLDER}
+    assert full == set()

@@ -10,8 +10,8 @@
     preferences      the losses of pairs of answers: DPO, reward model
     by_engine        the same sums by the engine that drew the tokens
 
-Each formula stands in its function's docstring with its source. A new algorithm is a name in `AlgorithmSpec` and a row
-of `presets.PRESETS`; a new term is a member of its enum and a branch in `policy_gradient`.
+Each formula stands in its function's docstring with its source. A new algorithm is a member of `AlgorithmName` and a
+row of `presets.PRESETS`; a new policy loss is a member of `PolicyLoss` and a branch in `policy_gradient`.
 """
 
 from functools import partial
