@@ -11,6 +11,8 @@ are `parent_death_signal` and `interpreter`, which processes call first thing, a
     cluster     one job on Kubernetes, reconciled         keys     key files of one run
     history     what a run leaves to be read             memory   what a job takes of a GPU
     local       the workers of one machine, planned       worker   how a worker's process is started, and how it ends
+    page        a run as one HTML page                    engines  what an SGLang server may be ordered to do
+    checkpoints whether a last one fits into a trainer's grace
 
 import-linter holds who may import whom: cluster, ledger and local above, then memory, then wire, worker and control,
 then history, then the rest. Everybody may import core; core imports nobody.

@@ -132,6 +132,15 @@ def test_modules_and_packages_say_what_they_are_for() -> None:
     assert [name(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
+def test_a_package_names_its_folders() -> None:
+    unnamed = []
+    for folder in {path.parent for path in PRODUCTION}:
+        named = set(re.findall(r"\w+", ast.get_docstring(tree(folder / "__init__.py")) or ""))
+        below = {init.parent.name for init in folder.glob("*/__init__.py")} - {"testing"}
+        unnamed += [f"{name(folder)}: {part}" for part in sorted(below - named)]
+    assert unnamed == []
+
+
 def test_no_module_has_a_vague_name() -> None:
     assert [name(path) for path in MODULES if path.stem in VAGUE or path.parent.name in VAGUE] == []
 

@@ -12,6 +12,8 @@
     data, preparation   files to prompts and samples, checked before anything starts
     losses           losses and advantages: formulas as pure functions
     session, state, checkpoints, metrics   one run: where it stands, what is saved, what is logged
+    sinks, sample_log   TensorBoard, W&B, MLflow; what the model wrote, as text
+    fetch            on a cluster: downloads model and rows before the trainer starts
     testing          rollouts without a manager, the suite that every backend must pass; in no image
 
 Imports go downwards in the layers of pyproject.toml. Read first: `sample`, `backend`, then `loops.sft_loop`.

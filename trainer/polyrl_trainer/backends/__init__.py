@@ -7,6 +7,7 @@
     policy           the forward pass in bounded memory, the probe of a new model, the frozen reference
     models           a model from a config or a Hugging Face folder, value heads, adapters
     packing          sequences of different lengths in the rows of a pass
+    optimizers       AdamW, its moments beside the weights, on the host or in 8 bits
     updates          an optimizer step and its schedule
     weight_stream    the weights as one stream of bytes, for engines
     training_state   the files of a checkpoint

@@ -1,1 +1,1 @@
-"""Parts of a recipe that are read by themselves."""
+"""The longer sections of a recipe, and what several fields share: sources of files, the shape of a pod."""

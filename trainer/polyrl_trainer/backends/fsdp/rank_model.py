@@ -26,8 +26,7 @@ from polyrl_trainer.backends.fsdp.images.rows import export_rows
 from polyrl_trainer.backends.fsdp.ranks import Ranks
 from polyrl_trainer.backends.fsdp.rounds import EMPTY, Round
 from polyrl_trainer.backends.fsdp.shard_files import TensorPlace, local_part, read_exactly, write_shards
-from polyrl_trainer.backends.fsdp.sharding import sharded_policy
-from polyrl_trainer.backends.fsdp.tensors.adapters import checksum_below, product_of_rows
+from polyrl_trainer.backends.fsdp.sharding import checksum_below, product_of_rows, sharded_policy
 from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.model_factory import serving_files
 from polyrl_trainer.backends.models.value_head import HEAD_WEIGHT

@@ -1,4 +1,5 @@
-"""A model straight into shards: no rank ever holds the whole of one that comes from a folder.
+"""A model straight into shards: no rank ever holds the whole of one that comes from a folder; and what is computed of
+adapters in shards.
 
 Its tensors are made without a value, so that no page of them is touched; FSDP cuts each block's in turn, and every rank
 reads its own rows from the files. A fresh model of a config is drawn whole on every rank first, so that its weights are
@@ -7,7 +8,7 @@ those that a single process draws: who starts from nothing starts small.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,14 +18,16 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from polyrl.errors import InvalidData
 from polyrl.manifest.spec import CpuOffload
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig
-from polyrl_trainer.backends.fsdp.ranks import Ranks
-from polyrl_trainer.backends.fsdp.shard_files import read_shards, tensor_files
+from polyrl_trainer.backends.fsdp.images.rows import SENT_BYTES
+from polyrl_trainer.backends.fsdp.ranks import LEADER, Ranks
+from polyrl_trainer.backends.fsdp.shard_files import HeldRows, hands_over, local_part, read_shards, tensor_files
 from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.attention import PACKED_ATTENTION
 from polyrl_trainer.backends.models.blocks import checkpoint_blocks, compile_blocks, decoder_blocks
@@ -160,3 +163,43 @@ def _read_weights(folder: Path, into: Mapping[str, torch.Tensor]) -> None:
     if lacking := sorted(into.keys() - files.keys()):
         raise InvalidData(f"{folder}: its weight files lack {len(lacking)} tensors, {lacking[0]} among them")
     read_shards({name: files[name] for name in into}, into)
+
+
+def product_of_rows(layer: Any) -> torch.Tensor:
+    """`lora.whole_product` in shards; every rank calls this at the same time. An adapter's second matrix is cut by
+    the rows of the weight that it changes, so a rank needs its own rows of that one, and the first, which is thin,
+    whole."""
+    first, second = layer.lora_A[lora.NAME].weight, layer.lora_B[lora.NAME].weight
+    rows = second.to_local() @ first.full_tensor() * layer.scaling[lora.NAME]
+    shape = torch.Size([second.shape[0], first.shape[1]])
+    return DTensor.from_local(
+        rows, second.device_mesh, second.placements, run_check=False, shape=shape, stride=(shape[1], 1)
+    )
+
+
+def checksum_below(model: torch.nn.Module, ranks: Ranks) -> str:
+    """`lora.base_checksum` of a single process, at the leader; every rank calls this at the same time. All rows go to
+    the leader once, a piece at a time, since the sum depends on their order."""
+
+    def pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+        for rank in range(ranks.place.ranks):
+            if hands_over(tensor, rank):
+                yield from _of_rank(rank, tensor, ranks)
+
+    return lora.base_checksum(model, pieces)
+
+
+def _of_rank(rank: int, tensor: torch.Tensor, ranks: Ranks) -> Iterator[torch.Tensor]:
+    """The leader gets the rows of `rank`, any other rank nothing."""
+    rows = HeldRows.of(tensor, rank)
+    size = (rows.stop - rows.first) * tensor.element_size() * (tensor.numel() // max(1, tensor.shape[0]))
+    if not size:
+        return
+    own = lora.bytes_of(local_part(tensor)) if rank == ranks.place.rank else torch.empty(size, dtype=torch.uint8)
+    for piece in torch.split(own, SENT_BYTES):
+        if rank == ranks.place.rank != LEADER:
+            ranks.give(piece)
+        elif ranks.leads:
+            if rank != LEADER:
+                ranks.take(piece, rank)
+            yield piece
