@@ -126,8 +126,8 @@ def main() -> None:
 
 
 def _take_streams() -> None:
-    """What a terminal of another encoding cannot show is spelled out; a stream that whoever called has closed goes
-    nowhere, and no file that is opened later is taken for it."""
+    """Makes stdout and stderr safe to print to: what a terminal's encoding lacks is escaped, and a stream that the
+    caller has closed leads nowhere, lest a file opened later gets its number and our output."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

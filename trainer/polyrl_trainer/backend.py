@@ -111,19 +111,20 @@ RoomOf = Callable[[Sequence[TensorEntry]], WeightsRoom]
 
 
 class OtherMachines(Protocol):
-    """Of a learner over several machines: all but the first, each of which keeps and serves a share of the versions."""
+    """A learner's machines but the first; each keeps its share of every weight version, and serves it to agents."""
 
     number: int
 
     def endpoints(self) -> tuple[str, ...]:
-        """Where each answers receivers. Waits for those that have not said it yet; raises OSError."""
+        """Where each machine serves weights, in order. Waits until all are known; raises OSError when one is not."""
 
     def ask(self, machine: int, request: bytes, within_s: float) -> bytes:
-        """What that machine, from 0, answers. From any thread. Raises OSError when it does not, RunFailed with its own
-        words when it cannot."""
+        """Sends `request` to machine number `machine`, the first of these being 0, and returns its answer. May be
+        called from any thread. Raises OSError when none comes within `within_s` seconds, RunFailed with the machine's
+        own words when it cannot do it."""
 
     def lost(self, error: OSError) -> PolyRLError:
-        """That it did not answer leaves the ranks at odds: why, as far as is known."""
+        """The error that ends the run after `ask` raised `error`; it names what was lost, as far as is known."""
 
 
 class TrainingBackend(Protocol):
@@ -170,7 +171,8 @@ class TrainingBackend(Protocol):
         """float32[T] per sample, without gradient; 0 where loss_mask is 0."""
 
     def values(self, batch: Sequence[Sample]) -> TrainFuture[list[npt.NDArray[np.float32]]]:
-        """The same of a model with a value head: what it says of all before each learned token."""
+        """float32[T] per sample, without gradient: what the value head says of all before each learned token; 0 where
+        loss_mask is 0. Of a model with a value head only."""
 
     def optim_step(self, normalizer: float) -> TrainFuture[StepResult]:
         """Divides accumulated gradients by `normalizer` (> 0), clips, steps optimizer and schedule, zeroes."""

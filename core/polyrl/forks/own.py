@@ -29,5 +29,5 @@ def set_link(link: ServerLink | None) -> None:
 
 
 def kept() -> ServerLink | None:
-    """None: there is none."""
+    """The fork server that this process may ask; None where it has none."""
     return _kept[-1] if _kept else None

@@ -28,7 +28,7 @@ def wanted_steps(job: Mapping[str, Any]) -> dict[str, int]:
 
 
 def object_in(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What a folder from elsewhere holds may be of any kind."""
+    """The object of that name; {} where there is none or another kind of value, as a folder from elsewhere may hold."""
     found = of.get(name)
     return found if isinstance(found, dict) else {}
 

@@ -6,6 +6,7 @@ The sums are `polyrl.memory`'s. The estimate is computed, never measured on a GP
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,12 +69,12 @@ def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment, head: i
     served = SERVED_BYTES[dtype] * parameters
     copies = copies_per_engine(spec.rollout.engine)
     for gpus in (*assignment.rollouts, () if assignment.shared else assignment.reserved):
-        room = _memory(gpus)
+        room = _memory(gpus, sum)
         if room is not None and copies * served > room:
             each = f"{copies} times {_gib(served)}" if copies > 1 else _gib(served)
             sentence = f"an engine's weights are {each}, and GPU {_names(gpus)} has {_gib(room)}"
             return GpuRefusal("recipe.model", f"{sentence}; take a smaller model, or more GPUs per engine")
-    room, ranks = _least(assignment.trainer), len(assignment.trainer)
+    room, ranks = _memory(assignment.trainer, min), len(assignment.trainer)
     if room is None:
         return None
     fsdp = spec.trainer.fsdp
@@ -92,7 +93,7 @@ def gpu_fault(spec: JobSpec, parameters: int, assignment: GpuAssignment, head: i
 
 def gpu_notes(spec: JobSpec, sizes: ModelSizes | None, assignment: GpuAssignment) -> list[str]:
     """What may run out of memory by the estimate, and what to change."""
-    room = _least(assignment.trainer)
+    room = _memory(assignment.trainer, min)
     if sizes is None or room is None:
         return []
     tokens = spec.recipe.max_tokens_per_micro_batch
@@ -151,16 +152,10 @@ def _shared_fault(spec: JobSpec, parameters: int, rest: int, *, room: int, serve
     )
 
 
-def _memory(gpus: tuple[Gpu, ...]) -> int | None:
-    """Of all of them; None where there are none, or that of one is not known."""
+def _memory(gpus: tuple[Gpu, ...], of: Callable[[list[int]], int]) -> int | None:
+    """Bytes `of` them: `sum`, or `min` for the smallest; None where there are none, or that of one is not known."""
     known = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
-    return sum(known) if gpus and len(known) == len(gpus) else None
-
-
-def _least(gpus: tuple[Gpu, ...]) -> int | None:
-    """Of the smallest; None as for `_memory`."""
-    known = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
-    return min(known) if gpus and len(known) == len(gpus) else None
+    return of(known) if gpus and len(known) == len(gpus) else None
 
 
 def _gib(number: int) -> str:

@@ -17,7 +17,7 @@ BUSY_S: Final = 1.0
 
 
 class IdleTrials:
-    """`run` beside the agent."""
+    """Tries the engine whenever it is idle; `run` is a task beside the agent."""
 
     def __init__(
         self,

@@ -89,13 +89,14 @@ def device_use(device: torch.device) -> DeviceUse | None:
 
 
 def give_back(device: torch.device) -> None:
-    """What the allocator keeps of a GPU and does not use: an engine that wakes there takes it."""
+    """Returns to the GPU what torch's allocator holds of it unused, for an engine that wakes there."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def device_numbers(device: torch.device) -> dict[str, float]:
-    """Of a GPU the bytes that were allocated and reserved at most, and what it can do, where that is known."""
+    """Of a GPU: the most bytes allocated and reserved so far, and its peak FLOP/s where its name is known. Of a CPU
+    nothing."""
     if device.type != "cuda":
         return {}
     words = torch.cuda.get_device_name(device).replace("-", " ").split()

@@ -57,7 +57,7 @@ def main(
     reporting.start()
     try:
         for one in sources:
-            log.info("here", path=one.path, at=str(fetch(one, manifest_dir)))
+            log.info("source fetched", path=one.path, at=str(fetch(one, manifest_dir)))
     except (InvalidData, DiskRefused) as error:
         over.set()
         reporting.join(LAST_REPORT_S)

@@ -28,8 +28,8 @@ class Calls(Protocol):
     """Calls one function of the user's; the port behind which worker processes stand (see `pool`)."""
 
     async def call(self, samples: Sequence[Sample], timeout_s: float) -> Sequence[Verdict | None]:
-        """What it gave, for each sample; a filter one for all, which is None where it lets the group pass. Raises
-        CallTimedOut, and RunFailed when no worker can be had."""
+        """Calls the function: one result for each sample. A group filter gives one for all, None where the group may
+        train. Raises CallTimedOut, and RunFailed when no worker can be had."""
 
 
 @dataclass(eq=False)
@@ -59,8 +59,8 @@ class RewardFunction:
         self._collected = self.together(self._judge)
 
     async def score(self, sample: Sample, n: int = 1) -> Verdict:
-        """Of one of the `n` samples of its prompt. Raises RunFailed when no worker can be had (see `pool`), and nothing
-        else."""
+        """The verdict on a sample, one of its prompt's `n`. Raises RunFailed when no worker can be had (see `pool`),
+        and nothing else."""
         verdict = await self._collected.verdict(sample, n)
         if isinstance(verdict, Unscored):
             self.failures.add(sample.id, verdict)

@@ -44,7 +44,7 @@ class Machines:
         self._relaying = threading.Lock()
 
     def endpoints(self) -> tuple[str, ...]:
-        """Of the others. Raises what their loss is to the run."""
+        """Endpoints of the other machines. Raises the run's error when one is lost."""
         if self._others is None:
             return ()
         try:
@@ -53,12 +53,12 @@ class Machines:
             raise self._others.lost(error) from error
 
     def all(self, command: ShareCommand) -> list[Any]:
-        """Every machine's answer to the same, in their order. Raises as `each` does."""
+        """Sends every machine the same command; their answers, in their order. Raises as `each` does."""
         return self.each([command] * self.number)
 
     def each(self, commands: Sequence[ShareCommand]) -> list[Any]:
-        """Every machine's answer to its own command. Raises RunFailed when one cannot, and what its loss is to the run
-        when it does not answer."""
+        """Sends each machine its own command; their answers, in their order. Raises RunFailed when one cannot do it,
+        and the run's error (`OtherMachines.lost`) when one does not answer."""
         asked = [self._threads.submit(self._ask, place, one, SHARE_ANSWER_S) for place, one in enumerate(commands[1:])]
         answers = [self.own.do(commands[0])]
         try:

@@ -129,7 +129,7 @@ class WeightServer:
         return any(thread.throughput.is_under_way for thread in self._threads)
 
     def forget_half(self) -> None:
-        """Of what the bandwidth was so far; called by any thread."""
+        """Halves the weight of what was measured of the bandwidth so far. May be called from any thread."""
         for thread in self._threads:
             thread.throughput.halve()
 

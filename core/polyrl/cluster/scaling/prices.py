@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from polyrl.manifest.rollout import CapacityPolicy
 from polyrl.manifest.scaling import Objective
 from polyrl.manifest.spec import JobSpec
@@ -18,15 +20,16 @@ def hourly(spec: JobSpec, rollouts: int, num_on_demand: int = 0) -> float:
 
 def affordable(spec: JobSpec, rollouts: int, num_on_demand: int = 0) -> int:
     """As many of them as the budget pays for; all where the objective has none."""
-    if spec.scaling.objective is not Objective.THROUGHPUT_UNDER_BUDGET:
-        return rollouts
-    budget = spec.scaling.budget_per_hour or 0.0
-    return max((n for n in range(rollouts + 1) if hourly(spec, n, num_on_demand) <= budget), default=0)
+    return _within_budget(spec, rollouts, lambda size: hourly(spec, size, num_on_demand))
 
 
 def affordable_on_demand(spec: JobSpec, rollouts: int) -> int:
     """How many of a fleet of that size may be on-demand, stand-ins included; all where the objective has no budget."""
+    return _within_budget(spec, rollouts, lambda num_on_demand: hourly(spec, rollouts, num_on_demand))
+
+
+def _within_budget(spec: JobSpec, most: int, price: Callable[[int], float]) -> int:
     if spec.scaling.objective is not Objective.THROUGHPUT_UNDER_BUDGET:
-        return rollouts
+        return most
     budget = spec.scaling.budget_per_hour or 0.0
-    return max((n for n in range(rollouts + 1) if hourly(spec, rollouts, n) <= budget), default=0)
+    return max((number for number in range(most + 1) if price(number) <= budget), default=0)

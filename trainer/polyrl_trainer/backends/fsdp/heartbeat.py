@@ -91,8 +91,8 @@ class RankHeartbeat:
         self._thread.start()
 
     def add(self, name: str, link: PeerLink, lost: Callable[[str], None], *, starting: bool = False) -> None:
-        """From now on its silence makes `lost` be called with a sentence, on the thread of heartbeats; of one that is
-        `starting`, from the first time that it is heard."""
+        """Watches a link: when it is silent for too long, `lost` is called with a sentence, on the heartbeat thread.
+        One that is `starting` is watched from the first time that it is heard."""
         with self._adding:
             self._links[name] = _Watched(link, lost)
             if not starting:

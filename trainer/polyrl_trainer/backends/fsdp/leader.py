@@ -323,7 +323,7 @@ class ShardedBackend(Learner):
 
 
 class _BelowAdapters:
-    """The group's model without its adapters, which is the reference of who learns by them."""
+    """The group's model with its adapters off: the reference model of a run that learns adapters."""
 
     def __init__(self, score: Callable[[Sequence[Sample], float], TrainFuture[list[npt.NDArray[np.float32]]]]) -> None:
         self._score = score

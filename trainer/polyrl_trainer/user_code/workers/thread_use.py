@@ -46,7 +46,7 @@ class ThreadUse:
         return name.decode(errors="replace"), since
 
     def write(self, name: str = NOBODY) -> None:
-        """From now on."""
+        """Notes that `name` holds the thread from now on."""
         _LAYOUT.pack_into(self.memory, 0, time.monotonic(), name.encode())
 
     def seconds_of_others(self, name: str) -> float:

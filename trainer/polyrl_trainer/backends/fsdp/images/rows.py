@@ -56,13 +56,15 @@ def export_rows(
 def write_rows(
     tensors: Tensors, places: Sequence[TensorEntry], room: RoomPlace, image: memoryview, rank: int, near: int
 ) -> None:
-    """What `rank`, which is this one, has for its own machine's room; `near` is that machine's first rank."""
+    """Writes this process's rows (`rank` is its own number) into its machine's image; `near` is that machine's first
+    rank."""
     for part in _parts(tensors, places, room, rank, near=near):
         torch.frombuffer(part.of(image), dtype=part.dtype).copy_(part.values(tensors))
 
 
 def given(tensors: Tensors, places: Sequence[TensorEntry], room: RoomPlace, rank: int, near: int) -> Iterator[Piece]:
-    """What `rank`, which is this one, has for the room of another machine, at most SENT_BYTES each."""
+    """This process's rows (`rank` is its own number) that belong into another machine's image, in pieces of at most
+    SENT_BYTES."""
     for part in _parts(tensors, places, room, rank, near=near):
         for values in torch.split(part.values(tensors), SENT_BYTES // part.dtype.itemsize):
             yield values.to("cpu", part.dtype).contiguous().view(torch.uint8), near

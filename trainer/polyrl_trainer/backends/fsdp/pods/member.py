@@ -211,4 +211,4 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], value:
     try:
         loop.call_soon_threadsafe(function, value)
     except RuntimeError:  # the loop is closed: all is over
-        log.debug("a word came after the end")
+        log.debug("a message came after the end")
