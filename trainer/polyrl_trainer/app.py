@@ -27,7 +27,7 @@ from polyrl.keys import TrainerKeys, read_keys
 from polyrl.manifest.environment import ENGINE_APART, LEARNER_DEVICE
 from polyrl.manifest.job import PolyRLJob, read_job
 from polyrl.manifest.recipe import Mode
-from polyrl.manifest.rollout import EngineType, RolloutSpec, WeightDeltas
+from polyrl.manifest.rollout import RolloutSpec, WeightDeltas
 from polyrl.manifest.rules.resumption import checkpoint_faults, steps_of
 from polyrl.manifest.spec import ReservedSleep
 from polyrl.sample_record import SAMPLES
@@ -436,7 +436,7 @@ def _engine(job: PolyRLJob, arguments: Arguments) -> EngineConfig:
 def _sleep(job: PolyRLJob) -> ReservedSleep:
     """Of an engine on this process's devices."""
     spec = job.spec
-    may = spec.trainer.reserved_engine and spec.rollout.engine.type is EngineType.SGLANG
+    may = spec.trainer.reserved_engine and spec.rollout.engine.type.is_server
     return spec.trainer.reserved_sleep if may and not os.environ.get(ENGINE_APART) else ReservedSleep.NEVER
 
 

@@ -22,7 +22,6 @@ from polyrl.manifest.base import CLUSTER_ONLY_KEY
 from polyrl.manifest.cluster import gpus_asked_for
 from polyrl.manifest.job import API_VERSION, KIND, RULE_ERROR, PolyRLJob, remove_field
 from polyrl.manifest.recipe import ModelSpec, RecipeSpec
-from polyrl.manifest.rollout import EngineType
 from polyrl.manifest.rules.between_fields import broken_rules
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.rules.template_gpus import template_notes
@@ -183,7 +182,7 @@ def _nothing_that_sleeps(spec: JobSpec) -> Iterator[str]:
         return
     if not spec.trainer.reserved_engine:
         yield "spec.trainer.reservedSleep: always has no effect without spec.trainer.reservedEngine"
-    elif spec.rollout.engine.type is not EngineType.SGLANG:
+    elif not spec.rollout.engine.type.is_server:
         yield "spec.trainer.reservedSleep: always has no effect on an embedded engine, which has nothing to give back"
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.rollout import EngineType
 from polyrl.manifest.spec import CpuOffload
 from polyrl.memory.learner import learner_bytes, moments_at_least, parameters_at_least
 from polyrl.memory.moments import FLOAT32_BYTES
@@ -39,7 +38,7 @@ def memory_fault(spec: JobSpec, parameters: int, machine: Machine, head: int = 0
     """The field to change, below spec, and a sentence with the sizes; None when the machine may hold the job. `head`:
     of the parameters, those of the vocabulary's."""
     engines = num_engines(spec)
-    embedded = spec.rollout.engine.type is EngineType.EMBEDDED
+    embedded = not spec.rollout.engine.type.is_server
     fsdp = spec.trainer.fsdp
     on_gpu = machine.has_gpu and fsdp.cpu_offload is not CpuOffload.ALL
     held = learner_bytes(spec.recipe, parameters, head)

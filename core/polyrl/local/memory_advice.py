@@ -17,7 +17,6 @@ from polyrl.local.memory_plan import LEARNER, SHARED, GpuPlan, MemoryPlan, pass_
 from polyrl.local.pod_gpus import assign_in_pods, gpus_in_pods, pod_gpus
 from polyrl.manifest.job import JobSpec
 from polyrl.manifest.recipe import ActivationCheckpointing
-from polyrl.manifest.rollout import EngineType
 from polyrl.manifest.spec import CpuOffload
 from polyrl.memory.engine import USUAL_FRACTION
 from polyrl.memory.gpus import GPU_MEBIBYTES
@@ -164,7 +163,7 @@ def _fraction(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> float:
 
 def _engine_edits(spec: JobSpec, sizes: ModelSizes) -> Iterator[Edits]:
     """Larger shares of its GPUs, then more GPUs, then both."""
-    if spec.rollout.engine.type is not EngineType.SGLANG:
+    if not spec.rollout.engine.type.is_server:
         return
     shares = list(_larger_shares(spec))
     yield from shares

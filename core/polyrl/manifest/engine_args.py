@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from polyrl.manifest.rollout import EngineSpec, EngineType
+from polyrl.manifest.rollout import EngineSpec
 
 TENSOR_PARALLEL: Final = ("--tp-size", "--tensor-parallel-size", "--tp")
 PIPELINE_PARALLEL: Final = ("--pp-size", "--pipeline-parallel-size", "--pp")
@@ -30,7 +30,7 @@ def argument(args: Sequence[str], names: Iterable[str]) -> str | None:
 
 def gpus_per_engine(engine: EngineSpec) -> int:
     """GPUs of one engine, over which it is spread; 0 for an embedded one."""
-    if engine.type is EngineType.EMBEDDED:
+    if not engine.type.is_server:
         return 0
     return engine.tensor_parallel * pipeline_parallel(engine) * copies_per_engine(engine)
 

@@ -19,6 +19,11 @@ class EngineType(StrEnum):
     SGLANG = "sglang"
     """Stock SGLang over HTTP."""
 
+    @property
+    def is_server(self) -> bool:
+        """True when its agent starts a server that has GPUs of its own and loads a model's folder."""
+        return self is not EngineType.EMBEDDED
+
 
 class WeightSwitch(StrEnum):
     """What becomes of the keys and values of sequences that run while an engine takes new weights."""

@@ -7,7 +7,6 @@ from typing import Final
 
 from polyrl.manifest.engine_args import attention_parallel
 from polyrl.manifest.job import JobSpec
-from polyrl.manifest.rollout import EngineType
 
 TENSOR_FIELD: Final = "rollout.engine.tensorParallel"
 CONTEXT_FIELD: Final = "trainer.contextParallel"
@@ -29,7 +28,7 @@ def wrong_spreads(spec: JobSpec, heads: int, key_heads: int) -> Iterator[tuple[s
         sentence = f"{slices} does not divide the model's {heads} attention heads; set one of {_named(fitting)}"
         yield CONTEXT_FIELD, sentence
     engine = spec.rollout.engine
-    if engine.type is not EngineType.SGLANG or attention_parallel(engine) != engine.tensor_parallel:
+    if not engine.type.is_server or attention_parallel(engine) != engine.tensor_parallel:
         return
     gpus = engine.tensor_parallel
     if not engine_spreads(heads, key_heads, gpus):

@@ -84,7 +84,7 @@ def main(  # noqa: PLR0913 - one argument per flag
         drain_s=float(manifest.spec.rollout.drain_seconds),
         seed=manifest.spec.recipe.seed,
         rdma_devices=mooncake.rdma_devices if (mooncake := manifest.spec.rollout.mooncake) else None,
-        tries_idle=pool is Pool.SPOT and engine_spec.type is not EngineType.EMBEDDED,
+        tries_idle=pool is Pool.SPOT and engine_spec.type.is_server,
     )
     shares = pool is Pool.RESERVED and manifest.spec.trainer.reserved_sleep is not ReservedSleep.NEVER
     engine = choose_engine(engine_spec, sleeps=shares and not os.environ.get(ENGINE_APART))
@@ -146,7 +146,11 @@ def join_swarm(engine: str, host: str, port: int, least_bytes: int) -> Swarm:
 
 def choose_engine(spec: EngineSpec, *, sleeps: bool = False) -> InferenceEngine:
     """The engine of `spec.type`, not yet started. `sleeps`: where it can, it gives memory back at times."""
-    return EmbeddedEngine(spec) if spec.type is EngineType.EMBEDDED else SGLangEngine(spec, sleeps=sleeps)
+    match spec.type:
+        case EngineType.EMBEDDED:
+            return EmbeddedEngine(spec)
+        case EngineType.SGLANG:
+            return SGLangEngine(spec, sleeps=sleeps)
 
 
 def read_endpoint(path: Path, run_epoch: int) -> str | None:

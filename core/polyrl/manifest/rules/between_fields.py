@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from polyrl.manifest.recipe import Mode
-from polyrl.manifest.rollout import CapacityPolicy, EngineType, WeightSwitch
+from polyrl.manifest.rollout import CapacityPolicy, WeightSwitch
 from polyrl.manifest.rules.algorithm import ALGORITHM_RULES
 from polyrl.manifest.rules.data import DATA_RULES
 from polyrl.manifest.rules.engine import ENGINE_RULES
@@ -203,11 +203,9 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         "rollout.engine.type",
         message="SGLang loads a folder (recipe.model.path); a model made from config needs type embedded",
         holds=lambda s: (
-            not s.recipe.mode.is_online
-            or s.rollout.engine.type is not EngineType.SGLANG
-            or s.recipe.model.config is None
+            not s.recipe.mode.is_online or not s.rollout.engine.type.is_server or s.recipe.model.config is None
         ),
-        cel=f"!({IS_ONLINE}) || self.rollout.engine.type != 'sglang' || !has(self.recipe.model.config)",
+        cel=f"!({IS_ONLINE}) || self.rollout.engine.type == 'embedded' || !has(self.recipe.model.config)",
     ),
     Rule(
         "switch-in-flight",
@@ -233,10 +231,7 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
         "cache-fits",
         "rollout.engine.kvTokens",
         message="{rollout.engine.kvTokens} cannot hold one sequence of maxContext ({rollout.engine.maxContext}) tokens",
-        holds=lambda s: (
-            s.rollout.engine.type is not EngineType.EMBEDDED
-            or s.rollout.engine.kv_tokens >= s.rollout.engine.max_context
-        ),
+        holds=lambda s: s.rollout.engine.type.is_server or s.rollout.engine.kv_tokens >= s.rollout.engine.max_context,
         cel="self.rollout.engine.type != 'embedded' || self.rollout.engine.kvTokens >= self.rollout.engine.maxContext",
     ),
     Rule(

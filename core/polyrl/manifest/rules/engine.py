@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Final
 
 from polyrl.manifest.engine_args import DATA_PARALLEL, MEMORY_FRACTION, TENSOR_PARALLEL
-from polyrl.manifest.rollout import EngineType
 from polyrl.manifest.rules.rule import Rule
 from polyrl.manifest.spec import JobSpec
 
@@ -59,11 +58,11 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         "rollout.engine.tensorParallel",
         message="tensorParallel, dataParallel and memFraction are of type sglang; an embedded engine runs on the CPU",
         holds=lambda s: (
-            s.rollout.engine.type is EngineType.SGLANG
+            s.rollout.engine.type.is_server
             or (s.rollout.engine.tensor_parallel, s.rollout.engine.data_parallel, s.rollout.engine.mem_fraction)
             == (1, 1, None)
         ),
-        cel="self.rollout.engine.type == 'sglang' || (self.rollout.engine.tensorParallel == 1"
+        cel="self.rollout.engine.type != 'embedded' || (self.rollout.engine.tensorParallel == 1"
         " && self.rollout.engine.dataParallel == 1 && !has(self.rollout.engine.memFraction))",
     ),
 )
