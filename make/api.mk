@@ -4,6 +4,7 @@ API_TESTS := tests/integration/cluster tests/integration/admission tests/integra
 FETCH_API_SERVER := $(POLYRL_CLUSTER_PREFIX) tests/integration/cluster/fetch_api_server.sh
 
 ##@ Test on a bare API server
+test-api: WORKERS = 3  # each file has an etcd and an API server of its own, which compute beside it
 test-api: install ## Pass the tests that need an API server and Helm (ARGS="-m slow" for those that take long)
 	assets=$${KUBEBUILDER_ASSETS:-$$($(FETCH_API_SERVER))}; \
 	$(POLYRL_CLUSTER_PREFIX) env KUBEBUILDER_ASSETS="$$assets" OMP_NUM_THREADS=1 \

@@ -8,6 +8,6 @@ endef
 ##@ Test on the real Mooncake transfer engine
 test-mooncake: install ## Pass the weight plane's tests over the Mooncake transfer engine, by TCP, confined to loopback
 	$(MOONCAKE)
-	tests/sglang/confine.sh env POLYRL_WEIGHTS_BY=mooncake $(BIN)/python -m pytest tests/integration/weights -m "not alone" -q $(ARGS)
+	tests/sglang/confine.sh env POLYRL_WEIGHTS_BY=mooncake $(BIN)/python -m pytest tests/integration/weights -q $(ARGS)
 
 .PHONY: test-mooncake

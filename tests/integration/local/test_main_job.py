@@ -18,7 +18,6 @@ DEADLINE_S = 900
 """Three times what the job may take on two idle cores; tests run beside others."""
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(DEADLINE_S + 60)
 def test_make_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
