@@ -37,6 +37,7 @@ def main(argv: list[str]) -> Never:
         sys.exit("usage: python -m polyrl_rollout.supervise -- CMD [ARGS...]")
     # Before the parent's death can be signalled: a signal that nobody awaits yet waits itself.
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this may have it ignored, and no end would be seen
     _adopt_orphans()
     parent_death_signal.hold(signal.SIGTERM)
     child = _start(argv[1:])

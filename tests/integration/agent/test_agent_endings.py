@@ -115,6 +115,13 @@ async def test_a_killed_supervisor_takes_the_program_along() -> None:
         await ended(one.below)
 
 
+def test_ends_are_seen_where_whoever_started_it_ignores_those_of_children() -> None:
+    """Which a process inherits, and which would have the kernel forget them."""
+    argv = ["env", "--ignore-signal=CHLD", sys.executable, "-m", supervise.__name__]
+    ended = subprocess.run([*argv, "--", "sh", "-c", "exit 3"], capture_output=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 3, ended.stderr
+
+
 async def test_what_a_program_was_passed_is_its_own() -> None:
     """Who reads from the other end must notice when the program has ended."""
     reads, writes = os.pipe()
