@@ -27,7 +27,7 @@ FRAMES: Final = tuple(sealed - TAG for sealed in (256 << 10, 1 << 20, 4 << 20))
 """Contents of sealed frames that are tried; one fills whole lines of the processor's cache, as those of a pull do."""
 
 
-def _room(frame: int) -> memoryview:
+def _buffer(frame: int) -> memoryview:
     """For a sealed frame, from the beginning of a page."""
     return memoryview(mmap.mmap(-1, frame + TAG, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
@@ -78,10 +78,10 @@ def _take(connected: socket.socket, target: memoryview, frame: int | None) -> No
         while len(target):
             target = target[connected.recv_into(target, min(len(target), 4 << 20), socket.MSG_WAITALL) :]
         return
-    cipher, room = AESGCM(KEY), _room(frame)
+    cipher, buffer = AESGCM(KEY), _buffer(frame)
     for number, begin in enumerate(range(0, len(target), frame)):
         part = target[begin : begin + frame]
-        sealed = room[: len(part) + TAG]
+        sealed = buffer[: len(part) + TAG]
         if connected.recv_into(sealed, 0, socket.MSG_WAITALL) != len(sealed):
             raise ConnectionResetError
         cipher.decrypt_into(number.to_bytes(12, "big"), sealed, b"", part)
@@ -93,11 +93,11 @@ def _give(port: int, source: memoryview, frame: int) -> None:
     if not frame:
         connected.sendall(source)
         return
-    cipher, room = AESGCM(KEY), _room(frame)
+    cipher, buffer = AESGCM(KEY), _buffer(frame)
     for number, begin in enumerate(range(0, len(source), frame)):
         part = source[begin : begin + frame]
-        cipher.encrypt_into(number.to_bytes(12, "big"), part, b"", room[: len(part) + TAG])
-        connected.sendall(room[: len(part) + TAG])
+        cipher.encrypt_into(number.to_bytes(12, "big"), part, b"", buffer[: len(part) + TAG])
+        connected.sendall(buffer[: len(part) + TAG])
 
 
 if __name__ == "__main__":

@@ -19,15 +19,15 @@ class PlainFrames:
 
     overhead = TAG_BYTES
 
-    def seal(self, content: object, about: bytes, room: memoryview) -> memoryview:
+    def seal(self, content: object, about: bytes, buffer: memoryview) -> memoryview:
         clear = memoryview(content)  # type: ignore[arg-type]
         if len(clear) >= SMALL_BYTES:
             return clear
-        room[: len(clear)] = clear
-        return room[: len(clear) + TAG_BYTES]
+        buffer[: len(clear)] = clear
+        return buffer[: len(clear) + TAG_BYTES]
 
-    def place(self, content: memoryview, room: memoryview) -> memoryview:
-        return content if len(content) >= SMALL_BYTES else room[: len(content) + TAG_BYTES]
+    def place(self, content: memoryview, buffer: memoryview) -> memoryview:
+        return content if len(content) >= SMALL_BYTES else buffer[: len(content) + TAG_BYTES]
 
     def open(self, sealed: bytes | memoryview, about: bytes, content: memoryview) -> None:
         if len(content) < SMALL_BYTES:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from polyrl.weights import TensorEntry
-from polyrl_trainer.backend import RoomPlace, TrainingBackend, WeightsRoom
+from polyrl_trainer.backend import BufferPlace, TrainingBackend, WeightsBuffer
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.single_process import create_torch_backend
 from polyrl_trainer.backends.weight_stream import stream_bytes
@@ -44,16 +44,16 @@ class Snapshots:
     def take(self) -> bytes:
         """The version's bytes."""
         begun = time.monotonic()
-        self._backend.export_weights(self._room)
+        self._backend.export_weights(self._buffer)
         self.seconds.append(time.monotonic() - begun)
         content = bytes(self._image.data)
         self._images.give_back(self._image)
         return content
 
-    def _room(self, places: Sequence[TensorEntry]) -> WeightsRoom:
+    def _buffer(self, places: Sequence[TensorEntry]) -> WeightsBuffer:
         self._image = self._images.take(stream_bytes(places))
-        place = RoomPlace(self._image.path, self._image.name, begin=0, end=len(self._image.data))
-        return WeightsRoom(self._image.data, (place,))
+        place = BufferPlace(self._image.path, self._image.name, begin=0, end=len(self._image.data))
+        return WeightsBuffer(self._image.data, (place,))
 
 
 def main() -> None:

@@ -19,8 +19,14 @@ from polyrl.wire.sealing import LastingKeys
 from polyrl_operator.secret import write_run_keys
 from polyrl_trainer.backends.fsdp.heartbeat import RankHeartbeat
 from polyrl_trainer.backends.fsdp.pods.link import PROTOCOL, PodLink
+from polyrl_trainer.backends.fsdp.pods.messages import (
+    HelloMessage,
+    LeavingMessage,
+    LostMessage,
+    PodMessage,
+    WelcomeMessage,
+)
 from polyrl_trainer.backends.fsdp.pods.other_pods import HANDSHAKES, OtherPods
-from polyrl_trainer.backends.fsdp.pods.words import HelloWord, LeavingWord, LostWord, PodWord, WelcomeWord
 from polyrl_trainer.testing.pods import pod_keys
 
 WAIT_S = 10.0
@@ -42,10 +48,10 @@ class FirstPod:
         self.losses.append((why, echo))
         self.noted.set()
 
-    def join(self, keys: LastingKeys, word: PodWord) -> PodLink:
+    def join(self, keys: LastingKeys, message: PodMessage) -> PodLink:
         link = PodLink.dial(("127.0.0.1", self.others.port), keys)
         self.links.append(link)
-        link.send(word)
+        link.send(message)
         return link
 
     def close(self) -> None:
@@ -77,8 +83,8 @@ def first(folder: Path) -> Iterator[FirstPod]:
 def test_a_stranger_is_no_pod_and_keeps_none_out(folder: Path, first: FirstPod, words: bytes) -> None:
     with socket.create_connection(("127.0.0.1", first.others.port), WAIT_S) as stranger:
         stranger.sendall(words)
-        link = first.join(pod_keys(folder), HelloWord(1))
-        assert isinstance(link.next(), WelcomeWord)
+        link = first.join(pod_keys(folder), HelloMessage(1))
+        assert isinstance(link.next(), WelcomeMessage)
         first.others.wait(WAIT_S)
         link.close()
     assert first.noted.wait(WAIT_S)
@@ -90,7 +96,7 @@ def test_strangers_who_never_finish_a_handshake_keep_no_pod_out(folder: Path, fi
     with ExitStack() as stack:
         for _ in range(HANDSHAKES + 50):
             stack.enter_context(socket.create_connection(("127.0.0.1", first.others.port), WAIT_S)).send(PROTOCOL[:1])
-        assert isinstance(first.join(pod_keys(folder), HelloWord(1)).next(), WelcomeWord)
+        assert isinstance(first.join(pod_keys(folder), HelloMessage(1)).next(), WelcomeMessage)
 
 
 def test_who_takes_all_descriptors_keeps_no_pod_out_afterwards(
@@ -110,7 +116,7 @@ def test_who_takes_all_descriptors_keeps_no_pod_out_afterwards(
         for _ in range(2):  # the first is still taken by the call that waits already
             stack.enter_context(socket.create_connection(("127.0.0.1", first.others.port), WAIT_S))
         assert failed.wait(WAIT_S)
-    assert isinstance(first.join(pod_keys(folder), HelloWord(1)).next(), WelcomeWord)
+    assert isinstance(first.join(pod_keys(folder), HelloMessage(1)).next(), WelcomeMessage)
 
 
 def test_who_takes_all_threads_keeps_no_pod_out_afterwards(
@@ -125,7 +131,7 @@ def test_who_takes_all_threads_keeps_no_pod_out_afterwards(
     monkeypatch.setattr(threading.Thread, "start", none_left)
     with socket.create_connection(("127.0.0.1", first.others.port), WAIT_S) as refused:
         assert refused.recv(1) == b""
-    assert isinstance(first.join(pod_keys(folder), HelloWord(1)).next(), WelcomeWord)
+    assert isinstance(first.join(pod_keys(folder), HelloMessage(1)).next(), WelcomeMessage)
 
 
 def test_refused_connections_fill_no_log(first: FirstPod) -> None:
@@ -159,16 +165,18 @@ def test_a_byte_now_and_then_is_no_handshake(first: FirstPod, monkeypatch: pytes
 def test_without_the_trainers_secret_nothing_opens(folder: Path, first: FirstPod, tmp_path: Path, public: bool) -> None:
     write_run_keys(tmp_path / "another" / "keys")
     theirs, ours = pod_keys(tmp_path / "another"), pod_keys(folder)
-    link = first.join(replace(ours, secret=theirs.secret) if public else theirs, HelloWord(1))
+    link = first.join(replace(ours, secret=theirs.secret) if public else theirs, HelloMessage(1))
     with pytest.raises((OSError, ProtocolError)):
         link.next()
     assert first.losses == []
 
 
-@pytest.mark.parametrize("word", [HelloWord(0), HelloWord(2), LeavingWord()], ids=["the first", "too many", "no hello"])
-def test_only_a_pod_of_this_trainer_is_let_in(folder: Path, first: FirstPod, word: PodWord) -> None:
+@pytest.mark.parametrize(
+    "message", [HelloMessage(0), HelloMessage(2), LeavingMessage()], ids=["the first", "too many", "no hello"]
+)
+def test_only_a_pod_of_this_trainer_is_let_in(folder: Path, first: FirstPod, message: PodMessage) -> None:
     with pytest.raises(OSError, match=r"closed|reset"):
-        first.join(pod_keys(folder), word).next()
+        first.join(pod_keys(folder), message).next()
 
 
 def test_who_awaits_others_stops_when_it_is_over(first: FirstPod) -> None:
@@ -181,9 +189,9 @@ def test_who_awaits_others_stops_when_it_is_over(first: FirstPod) -> None:
 
 
 def test_a_loss_says_whether_it_may_be_an_echo(folder: Path, first: FirstPod) -> None:
-    link = first.join(pod_keys(folder), HelloWord(1))
-    assert isinstance(link.next(), WelcomeWord)
-    link.send(LostWord("rank 2 of the learner's 4 ended with exit code 1", echo=True))
+    link = first.join(pod_keys(folder), HelloMessage(1))
+    assert isinstance(link.next(), WelcomeMessage)
+    link.send(LostMessage("rank 2 of the learner's 4 ended with exit code 1", echo=True))
     assert first.noted.wait(WAIT_S)
     ((why, echo),) = first.losses
     assert str(why) == "rank 2 of the learner's 4 ended with exit code 1"
@@ -191,7 +199,7 @@ def test_a_loss_says_whether_it_may_be_an_echo(folder: Path, first: FirstPod) ->
 
 
 def test_a_pod_that_comes_a_second_time_was_lost(folder: Path, first: FirstPod) -> None:
-    assert isinstance(first.join(pod_keys(folder), HelloWord(1)).next(), WelcomeWord)
-    first.join(pod_keys(folder), HelloWord(1))
+    assert isinstance(first.join(pod_keys(folder), HelloMessage(1)).next(), WelcomeMessage)
+    first.join(pod_keys(folder), HelloMessage(1))
     assert first.noted.wait(WAIT_S)
     assert "pod 1 of the trainer was started again" in str(first.losses[0][0])

@@ -85,7 +85,7 @@ class StepResult:
     """The first tensor whose gradient was not finite: then no weight has changed."""
 
 
-class RoomPlace(msgspec.Struct, frozen=True):
+class BufferPlace(msgspec.Struct, frozen=True):
     """Memory of one of the learner's machines for bytes [begin, end) of a version's stream."""
 
     path: str
@@ -97,17 +97,17 @@ class RoomPlace(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class WeightsRoom:
+class WeightsBuffer:
     """Memory for the bytes of one version, with whatever lies in it."""
 
     data: memoryview
     """uint8[end - begin] of the first place, which is on this machine."""
-    places: tuple[RoomPlace, ...]
+    places: tuple[BufferPlace, ...]
     """One of each machine of the learner; together they have every byte, and a few twice."""
 
 
-RoomOf = Callable[[Sequence[TensorEntry]], WeightsRoom]
-"""Gives room for tensors that lie so in the stream."""
+BufferOf = Callable[[Sequence[TensorEntry]], WeightsBuffer]
+"""Gives a buffer for tensors that lie so in the stream."""
 
 
 class OtherMachines(Protocol):
@@ -180,9 +180,9 @@ class TrainingBackend(Protocol):
     def discard_gradients(self) -> TrainFuture[None]:
         """Forgets what was accumulated, as if the mini-batch had never begun; then `save` is possible again."""
 
-    def export_weights(self, room: RoomOf) -> list[TensorEntry]:
-        """Copies the weights of the newest step into a room for them, as one stream: Hugging Face names, the serving
-        dtype, tied weights once. Where each tensor lies, without checksums; the room is whole before that."""
+    def export_weights(self, buffer: BufferOf) -> list[TensorEntry]:
+        """Copies the weights of the newest step into a buffer for them, as one stream: Hugging Face names, the serving
+        dtype, tied weights once. Where each tensor lies, without checksums; the buffer is whole before that."""
 
     def serving_files(self) -> dict[str, bytes]:
         """File name to content: what an engine's model folder needs besides weights and tokenizer."""

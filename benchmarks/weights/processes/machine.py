@@ -10,8 +10,8 @@ from polyrl.keys import TrainerKeys, read_keys
 from polyrl.wire.sealing import LastingKeys
 from polyrl_trainer.backends.fsdp.heartbeat import SILENT_S, RankHeartbeat
 from polyrl_trainer.backends.fsdp.pods.link import PodLink
+from polyrl_trainer.backends.fsdp.pods.messages import HelloMessage
 from polyrl_trainer.backends.fsdp.pods.shares import ShareAnswers
-from polyrl_trainer.backends.fsdp.pods.words import HelloWord
 from polyrl_trainer.weights.share import ShareServer
 
 
@@ -19,7 +19,7 @@ def main(key_file: Path, first: tuple[str, int], host: str, pod: int) -> None:
     keys = read_keys(TrainerKeys, key_file)
     dial = partial(PodLink.dial, first, LastingKeys.of(keys.secret_key, keys.public_key, keys.public_key))
     share, link, heartbeat = ShareServer(key_file, f"tcp://{host}:*"), dial(), RankHeartbeat(SILENT_S)
-    link.send(HelloWord(pod))
+    link.send(HelloMessage(pod))
     link.next()
     heartbeat.add("the first machine", link, lambda _: None)
     link.listen(lambda _: None, lambda _: None)

@@ -26,7 +26,7 @@ WORD: Final = "at "
 """The engine writes its log to the same output."""
 
 
-def room(size: int) -> tuple[mmap.mmap, int]:
+def buffer(size: int) -> tuple[mmap.mmap, int]:
     """Touched memory, and its address."""
     memory = mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -43,7 +43,7 @@ def engine_of(address: int, size: int) -> Any:
 
 def serve(size: int) -> None:
     """Until its input ends."""
-    memory, address = room(size)
+    memory, address = buffer(size)
     memory[: 1 << 20] = os.urandom(1 << 20)
     engine = engine_of(address, size)
     print(f"{WORD}{HOST}:{engine.get_rpc_port()} {address}", flush=True)
@@ -57,7 +57,7 @@ def measure(size: int) -> float:
     try:
         line = next(line for line in child.stdout if line.startswith(WORD))
         target, there = line.removeprefix(WORD).split()
-        memory, here = room(size)
+        memory, here = buffer(size)
         engine, piece, speeds = engine_of(here, size), size // PIECES, []
         begins = [number * piece for number in range(PIECES)]
         for _ in range(ROUNDS):

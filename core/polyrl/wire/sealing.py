@@ -170,9 +170,9 @@ class Sealer:
     def __init__(self, key: bytes) -> None:
         self._cipher, self._count = AESGCM(key), 0
 
-    def seal(self, content: Buffer, about: bytes, room: memoryview) -> memoryview:
-        """The part of `room` that is to be sent; `about` is what the frame belongs to, and is not sent."""
-        sealed = room[: memoryview(content).nbytes + TAG_BYTES]
+    def seal(self, content: Buffer, about: bytes, buffer: memoryview) -> memoryview:
+        """The part of `buffer` that is to be sent; `about` is what the frame belongs to, and is not sent."""
+        sealed = buffer[: memoryview(content).nbytes + TAG_BYTES]
         self._cipher.encrypt_into(self._count.to_bytes(NONCE_BYTES, "big"), content, about, sealed)
         self._count += 1
         return sealed
@@ -186,9 +186,9 @@ class Opener:
     def __init__(self, key: bytes) -> None:
         self._cipher, self._count = AESGCM(key), 0
 
-    def place(self, content: memoryview, room: memoryview) -> memoryview:
+    def place(self, content: memoryview, buffer: memoryview) -> memoryview:
         """Where a frame is to be received whose content goes to `content`."""
-        return room[: len(content) + TAG_BYTES]
+        return buffer[: len(content) + TAG_BYTES]
 
     def open(self, sealed: Buffer, about: bytes, content: memoryview) -> None:
         """Writes the frame's content. Raises ProtocolError, and has then written nothing of use, when it is false."""

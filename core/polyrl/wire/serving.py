@@ -33,7 +33,7 @@ LENGTH_BYTES: Final = 2
 SIZE_BYTES: Final = LINE_BYTES - Sealer.overhead
 LENT: Final = 1 << 63
 ABOUT_REQUESTS: Final = b"request"
-ROOM_BYTES: Final = FRAME_BYTES + LAST_BYTES + Sealer.overhead
+BUFFER_BYTES: Final = FRAME_BYTES + LAST_BYTES + Sealer.overhead
 """The largest sealed frame."""
 
 
@@ -53,9 +53,9 @@ Found: TypeAlias = "Content | Future[Content | None] | None"
 R = TypeVar("R")
 
 
-def new_room() -> memoryview:
-    """ROOM_BYTES, from the beginning of a page."""
-    return memoryview(mmap.mmap(-1, ROOM_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+def new_buffer() -> memoryview:
+    """BUFFER_BYTES, from the beginning of a page."""
+    return memoryview(mmap.mmap(-1, BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class ServedConnection(Generic[R]):
@@ -112,9 +112,9 @@ class ServedConnection(Generic[R]):
         is_found = self._finding is None or self._finding.done()
         return not (self._greeting or self._frames or (self._asked and is_found))
 
-    def next(self, room: memoryview) -> memoryview:
-        """The next bytes to send, which may lie in `room` of ROOM_BYTES; none where an answer is still to be found. Not
-        while it `is_waiting`. Raises ProtocolError when the rest of an answer is not kept any more."""
+    def next(self, buffer: memoryview) -> memoryview:
+        """The next bytes to send, which may lie in `buffer` of BUFFER_BYTES; none where an answer is yet to be found.
+        Not while it `is_waiting`. Raises ProtocolError when the rest of an answer is not kept any more."""
         if self._greeting:
             greeting, self._greeting = self._greeting, b""
             return memoryview(greeting)
@@ -127,11 +127,11 @@ class ServedConnection(Generic[R]):
             size = len(self._content.data) if self._content else 0
             self._frames.extend(sealed_frames(size))
             header = size | (LENT if self._content and self._content.is_loan else 0)
-            return sealer.seal(header.to_bytes(SIZE_BYTES, "big"), self._about, room)
+            return sealer.seal(header.to_bytes(SIZE_BYTES, "big"), self._about, buffer)
         assert self._content is not None
         begin, end = self._frames.popleft()
         with self._content.reading():
-            return sealer.seal(self._content.data[begin:end], self._about, room)
+            return sealer.seal(self._content.data[begin:end], self._about, buffer)
 
     def _is_found(self, request: R) -> bool:
         """What answers it is `_content` then."""

@@ -177,10 +177,10 @@ class LentStream(WeightStream):
         if not number & LENT:
             super()._fill(number, about, place)
             return
-        request, room = wire.decode_from_puller(about), bytearray(LOAN_BYTES)
+        request, buffer = wire.decode_from_puller(about), bytearray(LOAN_BYTES)
         if number != LENT | LOAN_BYTES or not isinstance(request, wire.GetLent):
             raise ProtocolError("a loan that nobody asked for")
-        super()._fill(LOAN_BYTES, about, lambda _: memoryview(room))
-        loan = decode_loan(room)
+        super()._fill(LOAN_BYTES, about, lambda _: memoryview(buffer))
+        loan = decode_loan(buffer)
         self._returned.append(loan.ticket)
         self._reader.fetch(self._socket.getpeername()[0], loan, place(loan.size), request.hash, self._check)

@@ -1,6 +1,6 @@
 """One connection to who serves weights: blocking, for a thread of its own; `polyrl.wire.serving` is the other side.
 
-A frame is received into a room that is used again and again, and opened into the place where its content belongs. Bytes
+A frame is received into a buffer that is used again, and opened into the place where its content belongs. Bytes
 pass through no Python object.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 from polyrl import wire
 from polyrl.errors import ProtocolError
 from polyrl.wire.sealing import PUBLIC_BYTES, Handshake, Opener, Sealer, sealed_frames
-from polyrl.wire.serving import ABOUT_REQUESTS, LENGTH_BYTES, SIZE_BYTES, new_room
+from polyrl.wire.serving import ABOUT_REQUESTS, LENGTH_BYTES, SIZE_BYTES, new_buffer
 
 MAX_MANIFEST_BYTES: Final = 256 << 20
 """32 MiB of files, and 100 bytes for each of two million tensors and chunks: 8 TB."""
@@ -33,7 +33,7 @@ class WeightStream:
 
         Raises OSError when nobody is there or less than SLOWEST came for `silence_s`; so do all methods."""
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        self._check, self._room, self._silence_s = check, new_room(), silence_s
+        self._check, self._buffer, self._silence_s = check, new_buffer(), silence_s
         self._socket = socket.create_connection((host.strip("[]"), int(port)), silence_s)
         with contextlib.ExitStack() as failed:
             failed.callback(self._socket.close)
@@ -49,9 +49,9 @@ class WeightStream:
 
     def ask(self, request: wire.FromPeer | wire.GetLent) -> bytes:
         """What its answer is about."""
-        body, room = wire.encode(request), self._room
-        length = bytes(self._sealer.seal(len(body).to_bytes(LENGTH_BYTES, "big"), ABOUT_REQUESTS, room))
-        self._socket.sendall(length + bytes(self._sealer.seal(body, ABOUT_REQUESTS, room)))
+        body, buffer = wire.encode(request), self._buffer
+        length = bytes(self._sealer.seal(len(body).to_bytes(LENGTH_BYTES, "big"), ABOUT_REQUESTS, buffer))
+        self._socket.sendall(length + bytes(self._sealer.seal(body, ABOUT_REQUESTS, buffer)))
         return body
 
     def offer(self) -> tuple[socket.socket, tuple[Sealer, Opener]]:
@@ -99,7 +99,7 @@ class WeightStream:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _open(self, content: memoryview, about: bytes) -> None:
-        sealed = self._opener.place(content, self._room)
+        sealed = self._opener.place(content, self._buffer)
         self._receive(sealed)
         try:
             self._opener.open(sealed, about, content)
@@ -126,7 +126,7 @@ class OfferedStream(WeightStream):
     def __init__(
         self, connected: socket.socket, keys: tuple[Sealer, Opener], silence_s: float, check: Callable[[], None]
     ) -> None:
-        self._check, self._room, self._silence_s = check, new_room(), silence_s
+        self._check, self._buffer, self._silence_s = check, new_buffer(), silence_s
         self._socket, (self._sealer, self._opener) = connected, keys
         self._set_deadline(silence_s)
 

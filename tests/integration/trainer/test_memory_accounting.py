@@ -30,7 +30,7 @@ from polyrl_trainer.backends.fsdp.shard_files import local_part
 from polyrl_trainer.backends.models.lora import add_adapter
 from polyrl_trainer.backends.models.model_factory import load_model
 from polyrl_trainer.backends.optimizers.adamw import create_optimizer
-from polyrl_trainer.backends.optimizers.named_state import room_for_state
+from polyrl_trainer.backends.optimizers.named_state import blank_state
 
 TOLERANCE = 0.1
 LENGTH = 256
@@ -187,7 +187,7 @@ def test_moments_in_8_bits_take_what_was_planned(
         if ranks > 1:
             shard(model, mesh, "float32")
         made = create_optimizer(model, OptimizerConfig.from_manifest(of_job.algorithm.optimizer, 1))
-        state = {name: one for name, one in room_for_state(model, made).items() if not name.startswith("step/")}
+        state = {name: one for name, one in blank_state(model, made).items() if not name.startswith("step/")}
     whole = sum(one.numel() * one.element_size() for one in state.values())
     own = sum(local_part(one).numel() * one.element_size() for one in state.values())
     assert learner_memory(sizes, of_job, tokens=1).optimizer == whole

@@ -23,7 +23,7 @@ from polyrl.manifest.recipe import ActivationCheckpointing
 from polyrl.manifest.spec import CpuOffload
 from polyrl.weights import TensorEntry
 from polyrl_operator.secret import write_run_keys
-from polyrl_trainer.backend import Loss, RoomOf
+from polyrl_trainer.backend import BufferOf, Loss
 from polyrl_trainer.backends.configs import (
     AdapterConfig,
     CheckpointConfig,
@@ -389,7 +389,7 @@ def publisher_in(folder: Path) -> WeightPublisher:
     return made
 
 
-def ungathered(export: Export, room: RoomOf) -> list[TensorEntry]:
+def ungathered(export: Export, buffer: BufferOf) -> list[TensorEntry]:
     """An export during which the first rank fails where it makes a tensor whole, which no other can do without it."""
 
     def refused(*_: object, **__: object) -> None:
@@ -398,7 +398,7 @@ def ungathered(export: Export, room: RoomOf) -> list[TensorEntry]:
     with pytest.MonkeyPatch.context() as patched:
         for name in ("full_tensor", "redistribute"):
             patched.setattr(DTensor, name, refused)
-        return export(room)
+        return export(buffer)
 
 
 def test_versions_are_those_of_one_process(

@@ -29,7 +29,7 @@ from polyrl.keys import AgentKeys, TrainerKeys, format_keys
 from polyrl.weights import VersionManifest, WeightsRef, cut_chunks, encode_manifest, manifest_hash, tensor_entry
 from polyrl.wire import FromPuller, GetChunk, GetManifest, encode
 from polyrl.wire.sealing import GREETING, PUBLIC_BYTES, Handshake, LastingKeys
-from polyrl.wire.serving import ABOUT_REQUESTS, MAX_ASKED, MAX_REQUEST_BYTES, ROOM_BYTES, Content
+from polyrl.wire.serving import ABOUT_REQUESTS, BUFFER_BYTES, MAX_ASKED, MAX_REQUEST_BYTES, Content
 from polyrl_rollout.weights.puller import Puller
 from polyrl_rollout.weights.staging import Staging
 from polyrl_rollout.weights.transfer import PullFailed
@@ -85,10 +85,10 @@ class Dialled:
         while len(theirs) < PUBLIC_BYTES:
             theirs += self.socket.recv(PUBLIC_BYTES - len(theirs))
         self.sealer, self.opener = handshake.finish(theirs, dialled=True)
-        self.room = memoryview(bytearray(ROOM_BYTES))
+        self.buffer = memoryview(bytearray(BUFFER_BYTES))
 
     def seal(self, content: bytes) -> bytes:
-        return bytes(self.sealer.seal(content, ABOUT_REQUESTS, self.room))
+        return bytes(self.sealer.seal(content, ABOUT_REQUESTS, self.buffer))
 
     def frames(self, request: bytes) -> bytes:
         return self.seal(len(request).to_bytes(2, "big")) + self.seal(request)
@@ -393,7 +393,7 @@ from pathlib import Path
 from polyrl.keys import AgentKeys, read_keys
 from polyrl.wire import GetChunk, GetManifest, encode
 from polyrl.wire.sealing import Handshake, LastingKeys
-from polyrl.wire.serving import ABOUT_REQUESTS, MAX_ASKED, ROOM_BYTES
+from polyrl.wire.serving import ABOUT_REQUESTS, MAX_ASKED, BUFFER_BYTES
 from polyrl_rollout.weights.stream import WeightStream
 keys, streams = read_keys(AgentKeys, Path(sys.argv[1])), []
 lasting = LastingKeys.of(keys.secret_key, keys.public_key, keys.trainer_public_key)
@@ -402,10 +402,10 @@ for _ in range(int(sys.argv[3])):
     for chunk in sys.argv[4:]:
         streams[-1].ask(GetChunk(0, bytes.fromhex(chunk)))
 print("stalls", flush=True)
-body, room = encode(GetManifest(0)), memoryview(bytearray(ROOM_BYTES))
+body, buffer = encode(GetManifest(0)), memoryview(bytearray(BUFFER_BYTES))
 more = [
     b"".join(
-        bytes(stream._sealer.seal(part, ABOUT_REQUESTS, room))
+        bytes(stream._sealer.seal(part, ABOUT_REQUESTS, buffer))
         for _ in range(MAX_ASKED - len(sys.argv[4:]))
         for part in (len(body).to_bytes(2, "big"), body)
     )
@@ -481,12 +481,12 @@ async def test_readers_of_nothing_share_what_is_theirs_and_keep_nobody_out(
     async with readers_of_nothing(keys, published.endpoint, number, list(held(publisher))[:4]):
         # Together they ask for 640 MiB. What they leave lies in the system's buffers, and of some a frame in ours.
         await until(lambda: publisher.server.stalled.count > 0)
-        rooms = [peer.room for thread in publisher.server._threads for peer in tuple(thread._peers)]
-        assert 0 < len([room for room in rooms if room is not None]) <= common // ROOM_BYTES
+        buffers = [peer.buffer for thread in publisher.server._threads for peer in tuple(thread._peers)]
+        assert 0 < len([buffer for buffer in buffers if buffer is not None]) <= common // BUFFER_BYTES
         async with asyncio.timeout(PULLED_S):
             pulled = await Puller(keys.agent, staging).pull(published, None)
     assert torch.equal(load_file(pulled.staged.folder / "model.safetensors")["a"], big["a"])
-    assert resident_bytes() - before < common + 2 * big["a"].nbytes, "rooms, and the staged file as it is mapped here"
+    assert resident_bytes() - before < common + 2 * big["a"].nbytes, "buffers, and the staged file as it is mapped here"
     await until(lambda: not publisher.server.num_connections)
 
 

@@ -23,7 +23,7 @@ class SavedState:
     def __init__(self, wait_seconds: float, writer: Writer | None = None) -> None:
         """`writer`: of several models that are written in one order."""
         self._wait_seconds = wait_seconds
-        self._room: dict[tuple[str, str], torch.Tensor] = {}
+        self._buffers: dict[tuple[str, str], torch.Tensor] = {}
         self._writer = writer or Writer("saved state")
         self._last: Future[None] | None = None
 
@@ -46,9 +46,9 @@ class SavedState:
         }
 
     def _copy(self, key: tuple[str, str], tensor: torch.Tensor) -> torch.Tensor:
-        room = self._room.get(key)
-        if room is None or (room.shape, room.dtype) != (tensor.shape, tensor.dtype):
+        buffer = self._buffers.get(key)
+        if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
             # What is pinned, a GPU writes at its link's full speed, all tensors at once.
-            room = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._room[key] = room
-        return room.copy_(tensor, non_blocking=True)
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[key] = buffer
+        return buffer.copy_(tensor, non_blocking=True)

@@ -20,7 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from polyrl.errors import InvalidData, RunFailed
 from polyrl.manifest.spec import CpuOffload
 from polyrl.weights import TensorEntry
-from polyrl_trainer.backend import Loss, RoomOf, StepResult, TrainFuture
+from polyrl_trainer.backend import BufferOf, Loss, StepResult, TrainFuture
 from polyrl_trainer.backends import training_state
 from polyrl_trainer.backends.configs import CheckpointConfig, EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.device_load import MatrixSizes, device_numbers, give_back
@@ -28,7 +28,7 @@ from polyrl_trainer.backends.learners import Learner, Learners
 from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.model_factory import load_model, serving_files
 from polyrl_trainer.backends.models.value_head import HEAD_WEIGHT
-from polyrl_trainer.backends.optimizers.named_state import named_state, restore_state, room_for_state
+from polyrl_trainer.backends.optimizers.named_state import blank_state, named_state, restore_state
 from polyrl_trainer.backends.packing import PackedBatch, loss_inputs
 from polyrl_trainer.backends.policy import Background, ModelBelowAdapters, Policy, ReferencePolicy, create_policy
 from polyrl_trainer.backends.saved_state import SavedState
@@ -123,9 +123,9 @@ class TorchBackend(Learner):
     def discard_gradients(self) -> TrainFuture[None]:
         return self._background.submit(self._updates.drop_gradients)
 
-    def export_weights(self, room: RoomOf) -> list[TensorEntry]:
+    def export_weights(self, buffer: BufferOf) -> list[TensorEntry]:
         """Waits for queued work."""
-        return self._background.wait_for("a snapshot of the weights", self._export, room)
+        return self._background.wait_for("a snapshot of the weights", self._export, buffer)
 
     def serving_files(self) -> dict[str, bytes]:
         return serving_files(self._policy.model)
@@ -195,8 +195,8 @@ class TorchBackend(Learner):
         numbers = {"loss": float(value.detach()), "flops": flops, **counts}
         return {**sums, **{name: float(number) for name, number in numbers.items()}}
 
-    def _export(self, room: RoomOf) -> list[TensorEntry]:
-        return write_stream(self._published_state(), room, getattr(torch, self._policy.dtype))
+    def _export(self, buffer: BufferOf) -> list[TensorEntry]:
+        return write_stream(self._published_state(), buffer, getattr(torch, self._policy.dtype))
 
     def _published_state(self) -> dict[str, torch.Tensor]:
         """Detached tensors under the names of published Hugging Face checkpoints, tied weights once."""
@@ -250,7 +250,7 @@ class TorchBackend(Learner):
         if state.base != self._base_checksum():
             raise InvalidData(training_state.other_base(folder))
         weights = self._read_weights(folder)
-        moments = room_for_state(model, self._updates.optimizer, meta=True) if state.step else {}
+        moments = blank_state(model, self._updates.optimizer, meta=True) if state.step else {}
         optimizer = training_state.read_tensors(folder / OPTIMIZER_FILE, moments)
         training_state.restore_generators(folder / RNG_FILE, self._policy.device)
         if self._model.adapter is None:

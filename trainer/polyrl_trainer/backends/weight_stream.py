@@ -13,7 +13,7 @@ import torch
 
 from polyrl.errors import ProtocolError
 from polyrl.weights import TensorEntry
-from polyrl_trainer.backend import RoomOf
+from polyrl_trainer.backend import BufferOf
 
 DTYPES: Final = {
     "F64": torch.float64, "I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "BF16": torch.bfloat16,
@@ -53,11 +53,11 @@ def tensor_at(stream: memoryview, place: TensorEntry) -> torch.Tensor:
 
 
 def write_stream(
-    tensors: Mapping[str, torch.Tensor], room: RoomOf, serving: torch.dtype | None = None
+    tensors: Mapping[str, torch.Tensor], buffer: BufferOf, serving: torch.dtype | None = None
 ) -> list[TensorEntry]:
     """Copies whole tensors, from whatever device. Raises ProtocolError as `stream_places` does."""
     places = stream_places(tensors, serving)
-    stream = room(places).data
+    stream = buffer(places).data
     for place in places:
         tensor_at(stream, place).copy_(tensors[place.name].detach())
     return places

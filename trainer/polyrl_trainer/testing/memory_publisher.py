@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 
 from polyrl.weights import TensorEntry, WeightsRef
-from polyrl_trainer.backend import RoomOf, RoomPlace, WeightsRoom
+from polyrl_trainer.backend import BufferOf, BufferPlace, WeightsBuffer
 from polyrl_trainer.backends.fsdp.images.mapped import MappedImages
 from polyrl_trainer.backends.weight_stream import stream_bytes, tensor_at, write_stream
 from polyrl_trainer.weights.images import Image
@@ -19,27 +19,27 @@ Tensors: TypeAlias = list[tuple[str, torch.Tensor]]
 
 def exported_tensors(export: Export) -> Tensors:
     """What an export copies, by name, in a memory of its own."""
-    rooms = MemoryRooms()
-    return [(place.name, tensor_at(rooms.data, place)) for place in export(rooms)]
+    buffers = MemoryBuffers()
+    return [(place.name, tensor_at(buffers.data, place)) for place in export(buffers)]
 
 
-class MemoryRooms:
-    """Room in this machine's memory, as long as this lives."""
+class MemoryBuffers:
+    """Buffers in this machine's memory, as long as this lives."""
 
     data = memoryview(b"")
     """Of the last one."""
 
-    def __call__(self, places: Sequence[TensorEntry]) -> WeightsRoom:
+    def __call__(self, places: Sequence[TensorEntry]) -> WeightsBuffer:
         self._image = Image(stream_bytes(places))
         self.data = self._image.data
-        return WeightsRoom(self.data, (RoomPlace(self._image.path, self._image.name, begin=0, end=len(self.data)),))
+        return WeightsBuffer(self.data, (BufferPlace(self._image.path, self._image.name, begin=0, end=len(self.data)),))
 
 
-def spread(tensors: Mapping[str, torch.Tensor], room: RoomOf) -> list[TensorEntry]:
+def spread(tensors: Mapping[str, torch.Tensor], buffer: BufferOf) -> list[TensorEntry]:
     """An export as ranks of several machines make it, all of which are this one."""
-    whole, mapped = MemoryRooms(), MappedImages()
+    whole, mapped = MemoryBuffers(), MappedImages()
     places = write_stream(tensors, whole)
-    for one in room(places).places:
+    for one in buffer(places).places:
         mapped.find(one)[:] = whole.data[one.begin : one.end]
     return places
 

@@ -30,7 +30,7 @@ from polyrl.weights.shares import machine_of, share_stream
 from polyrl.wire import FromPuller, GetManifest
 from polyrl.wire.sealing import Handshake, LastingKeys
 from polyrl.wire.serving import Content, Found
-from polyrl_trainer.backend import OtherMachines, RoomOf, RoomPlace, WeightsRoom
+from polyrl_trainer.backend import BufferOf, BufferPlace, OtherMachines, WeightsBuffer
 from polyrl_trainer.backends.weight_stream import write_stream
 from polyrl_trainer.weights.forms import FormMaker, Taken, VersionForm, WeightsCopy, file_entries
 from polyrl_trainer.weights.lender import Lender, lent
@@ -39,8 +39,8 @@ from polyrl_trainer.weights.server import MAX_BYTES, MAX_CONNECTIONS, STALL_S, W
 from polyrl_trainer.weights.share import WeightShare
 from polyrl_trainer.weights.share_commands import CheckCopy, KeepDelta, KeepVersions, PrepareCopy
 
-Export: TypeAlias = Callable[[RoomOf], list[TensorEntry]]
-"""Copies weights into a room for them; see `TrainingBackend.export_weights`."""
+Export: TypeAlias = Callable[[BufferOf], list[TensorEntry]]
+"""Copies weights into a buffer for them; see `TrainingBackend.export_weights`."""
 
 log = structlog.get_logger(__name__)
 
@@ -97,7 +97,7 @@ class WeightPublisher:
             self._needed.add(copy)
             needed = sorted(self._needed)
 
-        def room(places: Sequence[TensorEntry]) -> WeightsRoom:
+        def buffer(places: Sequence[TensorEntry]) -> WeightsBuffer:
             shares = share_stream(places, self._machines.number)
             tensors: list[list[TensorEntry]] = [[] for _ in shares]
             for place in places:
@@ -105,13 +105,13 @@ class WeightPublisher:
             commands = [
                 PrepareCopy(copy, needed, share=share, tensors=own) for share, own in zip(shares, tensors, strict=True)
             ]
-            rooms = [
-                RoomPlace(answer.path, answer.name, begin=share.begin, end=share.held)
+            buffers = [
+                BufferPlace(answer.path, answer.name, begin=share.begin, end=share.held)
                 for share, answer in zip(shares, self._machines.each(commands), strict=True)
             ]
-            return WeightsRoom(self._machines.own.image_of(copy), tuple(rooms))
+            return WeightsBuffer(self._machines.own.image_of(copy), tuple(buffers))
 
-        return WeightsCopy(copy, export(room), files=files)
+        return WeightsCopy(copy, export(buffer), files=files)
 
     def drop(self, snapshot: WeightsCopy) -> None:
         """It is not published after all; its memory is the next one's."""

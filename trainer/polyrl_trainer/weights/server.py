@@ -3,11 +3,11 @@
 connections   as many as may be open at once; one that has shown no key after HANDSHAKE_S, or has asked for nothing
               whole and read nothing for IDLE_S, is closed. Beyond them those make room that were silent for longest, of
               the address that has most
-rooms         sealed frames on their way lie in rooms of a frame each, used again and again; there are as many as
+buffers       sealed frames on their way lie in buffers of a frame each, used again and again; there are as many as
               `max_bytes` holds. While somebody waits for one, a receiver that holds one and has read less than
               LEAST_READ in STALL_S loses its connection, whatever it asks for meanwhile. The last quarter is for
               addresses that hold none, so whoever has one machine takes not all, and those who read go on
-fairness      a frame per receiver and turn; ALONE_FRAMES for one beside whom nobody is ready or waits for a room
+fairness      a frame per receiver and turn; ALONE_FRAMES for one beside whom nobody is ready or waits for a buffer
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from polyrl.control import bracketed
 from polyrl.errors import ProtocolError
 from polyrl.wire import FromPuller, decode_from_puller
 from polyrl.wire.sealing import Handshake
-from polyrl.wire.serving import ROOM_BYTES, Found, ServedConnection, new_room
+from polyrl.wire.serving import BUFFER_BYTES, Found, ServedConnection, new_buffer
 from polyrl_trainer.dropped_messages import DroppedMessages
 from polyrl_trainer.weights.throughput import REMEMBERED_S, SAMPLE_S, Throughput
 
@@ -48,7 +48,7 @@ STALL_S: Final = 5.0
 MAKES_WAY_S: Final = 1.0
 """After which a receiver may have to make way for a new one."""
 LEAST_READ: Final = 64 << 10
-"""Bytes of a frame in STALL_S: as many rooms as there are, read so slowly, take a link of 30 Mbit/s."""
+"""Bytes of a frame in STALL_S: as many buffers as there are, read so slowly, take a link of 30 Mbit/s."""
 IDLE_S: Final = 60.0
 """As long as a receiver waits for its next chunk."""
 CHECK_S: Final = 0.5
@@ -72,13 +72,13 @@ class _Peer:
     connection: ServedConnection[FromPuller]
     begun: float
     heard: float
-    """When it last asked for something whole or, with a room, had read LEAST_READ more of it."""
+    """When it last asked for something whole or, with a buffer, had read LEAST_READ more of it."""
     address: str = ""
     read: int = 0
     """Since `heard`."""
     left: memoryview = field(default_factory=lambda: memoryview(b""))
     """Of the piece on its way."""
-    room: memoryview | None = None
+    buffer: memoryview | None = None
     events: int = selectors.EVENT_READ
     """That are selected for it."""
 
@@ -106,8 +106,8 @@ class WeightServer:
         most = min(max_connections, hard // 2)
         self._listener = _listen(bind)
         self.host, self.port = self._listener.getsockname()[:2]
-        rooms = max(1, max_bytes // ROOM_BYTES // THREADS)
-        self._threads = [_ServingThread(self, rooms, max(1, most // THREADS)) for _ in range(THREADS)]
+        buffers = max(1, max_bytes // BUFFER_BYTES // THREADS)
+        self._threads = [_ServingThread(self, buffers, max(1, most // THREADS)) for _ in range(THREADS)]
         self._threads[0].listen(self._listener)
         for thread in self._threads:
             thread.start()
@@ -157,22 +157,22 @@ class WeightServer:
 
 
 class _ServingThread(threading.Thread):
-    """A share of the connections, and of the rooms."""
+    """A share of the connections, and of the buffers."""
 
-    def __init__(self, server: WeightServer, rooms: int, connections: int) -> None:
+    def __init__(self, server: WeightServer, buffers: int, connections: int) -> None:
         super().__init__(name="weight-server", daemon=True)
         self._server, self._selector = server, selectors.DefaultSelector()
         self._most = connections
-        self._rooms_left, self._rooms = rooms, list[memoryview]()
-        self._spare, self._held = rooms // 4, Counter[str]()
-        """Rooms for addresses that hold none, and how many each one holds."""
+        self._buffers_left, self._buffers = buffers, list[memoryview]()
+        self._spare, self._held = buffers // 4, Counter[str]()
+        """Buffers for addresses that hold none, and how many each one holds."""
         self._wake, self._waker = socket.socketpair()
         self._new: deque[tuple[socket.socket, str]] = deque()
         self._found: deque[_Peer] = deque()
         """That wait no longer for an answer."""
         self._peers: set[_Peer] = set()
         self._waiting: deque[_Peer] = deque()
-        """For a room; nothing is selected for them."""
+        """For a buffer; nothing is selected for them."""
         self._stopping = False
         self._listener: socket.socket | None = None
         self.throughput, self._sampled_at = Throughput(), -inf
@@ -281,8 +281,8 @@ class _ServingThread(threading.Thread):
             if events & selectors.EVENT_WRITE or not peer.connection.is_waiting:
                 while self._write(peer) and (frames := frames - 1):
                     pass
-                if peer.room is not None and not peer.left:
-                    self._give_room(peer)
+                if peer.buffer is not None and not peer.left:
+                    self._give_buffer(peer)
         except ProtocolError as error:
             self._server.refused.add(error)
             self._end(peer)
@@ -296,7 +296,7 @@ class _ServingThread(threading.Thread):
                 raise ConnectionResetError
             asked = peer.connection.requests
             peer.connection.receive(data)
-            if peer.room is None and peer.connection.requests > asked:
+            if peer.buffer is None and peer.connection.requests > asked:
                 peer.heard = time.monotonic()
 
     def _write(self, peer: _Peer) -> bool:
@@ -305,10 +305,10 @@ class _ServingThread(threading.Thread):
             if peer.connection.is_waiting:
                 self._select(peer, selectors.EVENT_READ)
                 return False
-            if not self._get_room(peer):
+            if not self._get_buffer(peer):
                 return False
-            assert peer.room is not None
-            peer.left = peer.connection.next(peer.room)
+            assert peer.buffer is not None
+            peer.left = peer.connection.next(peer.buffer)
         with contextlib.suppress(BlockingIOError):
             sent = peer.socket.send(peer.left)
             peer.left, peer.read = peer.left[sent:], peer.read + sent
@@ -327,23 +327,23 @@ class _ServingThread(threading.Thread):
         if self.throughput.seconds > REMEMBERED_S:
             self._server.forget_half()
 
-    def _get_room(self, peer: _Peer) -> bool:
-        if peer.room is None:
-            if self._may_have_room(peer):
-                self._take_room(peer)
+    def _get_buffer(self, peer: _Peer) -> bool:
+        if peer.buffer is None:
+            if self._may_have_buffer(peer):
+                self._take_buffer(peer)
             elif peer not in self._waiting:
                 self._waiting.append(peer)
                 self._select(peer, selectors.EVENT_READ)
-        return peer.room is not None
+        return peer.buffer is not None
 
-    def _may_have_room(self, peer: _Peer) -> bool:
-        return len(self._rooms) + self._rooms_left > (self._spare if self._held[peer.address] else 0)
+    def _may_have_buffer(self, peer: _Peer) -> bool:
+        return len(self._buffers) + self._buffers_left > (self._spare if self._held[peer.address] else 0)
 
-    def _take_room(self, peer: _Peer) -> None:
-        if not self._rooms:
-            self._rooms_left -= 1
-            self._rooms.append(new_room())
-        peer.room, peer.heard, peer.read = self._rooms.pop(), time.monotonic(), 0
+    def _take_buffer(self, peer: _Peer) -> None:
+        if not self._buffers:
+            self._buffers_left -= 1
+            self._buffers.append(new_buffer())
+        peer.buffer, peer.heard, peer.read = self._buffers.pop(), time.monotonic(), 0
         self._held[peer.address] += 1
         # It may have come for another reason than its turn: a turn that it no longer needs is another's.
         self._wait_no_more(peer)
@@ -353,16 +353,16 @@ class _ServingThread(threading.Thread):
         if peer in self._waiting:
             self._waiting.remove(peer)
 
-    def _give_room(self, peer: _Peer) -> None:
-        if peer.room is not None:
-            self._rooms.append(peer.room)
+    def _give_buffer(self, peer: _Peer) -> None:
+        if peer.buffer is not None:
+            self._buffers.append(peer.buffer)
             self._held[peer.address] -= 1
             if not self._held[peer.address]:
                 del self._held[peer.address]
-            peer.room, peer.heard = None, time.monotonic()
+            peer.buffer, peer.heard = None, time.monotonic()
         # Also for one that had none and ends: it may have been its turn.
         for waiting in self._waiting:
-            if self._may_have_room(waiting):
+            if self._may_have_buffer(waiting):
                 self._waiting.remove(waiting)
                 self._select(waiting, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 return
@@ -376,9 +376,9 @@ class _ServingThread(threading.Thread):
         for peer in tuple(self._peers):
             silent = now - peer.heard
             strange = not peer.connection.is_authentic and now - peer.begun > HANDSHAKE_S
-            stalls = self._waiting and peer.room is not None and silent > self._server.stall_s
+            stalls = self._waiting and peer.buffer is not None and silent > self._server.stall_s
             if strange or stalls or (silent > IDLE_S and peer not in self._waiting):
-                if peer.room is not None:
+                if peer.buffer is not None:
                     self._server.stalled.add("a receiver reads too little")
                 self._end(peer)
 
@@ -388,7 +388,7 @@ class _ServingThread(threading.Thread):
         self._wait_no_more(peer)
         self._selector.unregister(peer.socket)
         peer.socket.close()
-        self._give_room(peer)
+        self._give_buffer(peer)
 
 
 def unsent_bytes(connected: socket.socket) -> int:

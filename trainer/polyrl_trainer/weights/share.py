@@ -29,6 +29,7 @@ from polyrl_trainer.weights.images import Image, Images
 from polyrl_trainer.weights.lender import Lender, lent
 from polyrl_trainer.weights.server import WeightServer, dialled_endpoint
 from polyrl_trainer.weights.share_commands import (
+    BufferAnswer,
     CheckCopy,
     CheckedShare,
     Done,
@@ -41,7 +42,6 @@ from polyrl_trainer.weights.share_commands import (
     KeepDelta,
     KeepVersions,
     PrepareCopy,
-    RoomAnswer,
     SampleChange,
     Sampled,
     ShareCommand,
@@ -123,14 +123,14 @@ class WeightShare:
         """Ends its threads; idempotent."""
         self._threads.shutdown()
 
-    def _prepare(self, command: PrepareCopy) -> RoomAnswer:
+    def _prepare(self, command: PrepareCopy) -> BufferAnswer:
         self._forget(command.needed)
-        with self._lock:  # also while room is made: who asks again gets the same
+        with self._lock:  # also while a buffer is made: who asks again gets the same
             copy = self._copies.get(command.copy)
             if copy is None:
                 image = self._images.take(command.share.held - command.share.begin)
                 copy = self._copies[command.copy] = _CopyShare(image, command.share, tensors=command.tensors)
-        return RoomAnswer(copy.image.path, copy.image.name)
+        return BufferAnswer(copy.image.path, copy.image.name)
 
     def _check(self, copy: _CopyShare) -> CheckedShare:
         parts = (copy.bytes_at(one.offset, one.offset + one.size) for one in copy.tensors)

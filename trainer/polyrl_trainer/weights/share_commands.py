@@ -12,7 +12,7 @@ from polyrl.weights import ChunkEntry, TensorEntry
 from polyrl.weights.shares import StreamShare
 
 
-class RoomAnswer(msgspec.Struct, frozen=True):
+class BufferAnswer(msgspec.Struct, frozen=True):
     """Where an image is opened."""
 
     path: str
@@ -22,7 +22,7 @@ class RoomAnswer(msgspec.Struct, frozen=True):
 class PrepareCopy(msgspec.Struct, frozen=True, tag="prepare"):
     """Makes room for a share of a new copy, and forgets those before it that are not needed."""
 
-    answer: ClassVar[type] = RoomAnswer
+    answer: ClassVar[type] = BufferAnswer
 
     copy: int
     needed: list[int]

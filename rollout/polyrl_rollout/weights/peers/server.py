@@ -27,7 +27,7 @@ import structlog
 from polyrl.errors import ProtocolError
 from polyrl.wire import FromPeer, ServeOffer, decode_from_peer
 from polyrl.wire.sealing import Handshake, Opener, PeerKeys, PeerReception, Sealer
-from polyrl.wire.serving import Content, ServedConnection, new_room
+from polyrl.wire.serving import Content, ServedConnection, new_buffer
 
 UPLOADS: Final = 12
 """Connections at once: twice as many as an agent dials, so that one that nobody has room for is rare."""
@@ -209,13 +209,13 @@ class PeerServer:
         upload.socket.close()
 
     def _serve(self, upload: _Upload) -> None:
-        served, room = upload.served, memoryview(b"")
+        served, buffer = upload.served, memoryview(b"")
         upload.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         begun = time.monotonic()
         while True:
             while not served.is_waiting:
                 used = time.thread_time()
-                piece = served.next(room)
+                piece = served.next(buffer)
                 self._send(upload, piece, time.thread_time() - used)
             left = HANDSHAKE_S + begun - time.monotonic() if not served.is_authentic else IDLE_S
             upload.socket.settimeout(max(0.01, left))
@@ -230,7 +230,7 @@ class PeerServer:
                     self._take_offer(upload.handshake.peer, upload.socket.dup(), keys)
                     return
                 self._admit(upload)
-                room = new_room()
+                buffer = new_buffer()
             if served.requests > asked:
                 upload.asked_at = time.monotonic()
 

@@ -9,7 +9,7 @@ import pytest
 from polyrl.errors import ProtocolError
 from polyrl.wire import FromPeer, GetHeld, GetManifest, decode_from_peer, decode_from_puller, encode
 from polyrl.wire.sealing import GREETING, Handshake, PeerHandshake, PeerKeys, PeerReception
-from polyrl.wire.serving import ABOUT_REQUESTS, ROOM_BYTES, SIZE_BYTES, Content, ServedConnection
+from polyrl.wire.serving import ABOUT_REQUESTS, BUFFER_BYTES, SIZE_BYTES, Content, ServedConnection
 
 SERVER, AGENT, STRANGER = (PeerKeys.draw() for _ in range(3))
 ASKED = GetHeld(b"hash")
@@ -26,16 +26,16 @@ def served(admitted: PeerKeys = AGENT) -> ServedConnection[FromPeer]:
 
 def ask(server: ServedConnection[FromPeer], keys: PeerKeys, towards: bytes = SERVER.public) -> bytes:
     """Greets, and asks; returns what the answer to it says."""
-    room, handshake = memoryview(bytearray(ROOM_BYTES)), PeerHandshake(keys.towards(towards))
+    buffer, handshake = memoryview(bytearray(BUFFER_BYTES)), PeerHandshake(keys.towards(towards))
     server.receive(handshake.greeting)
-    sealer, opener = handshake.finish(bytes(server.next(room)), dialled=True)
+    sealer, opener = handshake.finish(bytes(server.next(buffer)), dialled=True)
     body = encode(ASKED)
-    server.receive(bytes(sealer.seal(len(body).to_bytes(2, "big"), ABOUT_REQUESTS, room)))
-    server.receive(bytes(sealer.seal(body, ABOUT_REQUESTS, room)))
+    server.receive(bytes(sealer.seal(len(body).to_bytes(2, "big"), ABOUT_REQUESTS, buffer)))
+    server.receive(bytes(sealer.seal(body, ABOUT_REQUESTS, buffer)))
     size = memoryview(bytearray(SIZE_BYTES))
-    opener.open(bytes(server.next(room)), body, size)
+    opener.open(bytes(server.next(buffer)), body, size)
     content = memoryview(bytearray(int.from_bytes(size, "big")))
-    opener.open(bytes(server.next(room)), body, content)
+    opener.open(bytes(server.next(buffer)), body, content)
     return bytes(content)
 
 
@@ -66,7 +66,7 @@ def test_one_that_passes_for_the_server_cannot_answer() -> None:
 
 
 def test_a_receiver_of_the_publisher_is_none_of_agents_and_the_other_way_round() -> None:
-    room = memoryview(bytearray(ROOM_BYTES))
+    buffer = memoryview(bytearray(BUFFER_BYTES))
     handshake = Handshake(AGENT.towards(SERVER.public))
     server = served()
     with pytest.raises(ProtocolError, match="not an agent on the manager's list"):
@@ -76,7 +76,7 @@ def test_a_receiver_of_the_publisher_is_none_of_agents_and_the_other_way_round()
         publisher.receive(PeerHandshake(AGENT.towards(SERVER.public)).greeting)
     publisher = ServedConnection(Handshake(SERVER.towards(AGENT.public)), find, decode_from_puller)
     publisher.receive(GREETING + handshake.public)
-    publisher.next(room)
+    publisher.next(buffer)
 
 
 def test_each_process_has_a_pair_of_its_own() -> None:

@@ -33,7 +33,7 @@ from polyrl.wire.sealing import (
     Sealer,
     sealed_frames,
 )
-from polyrl.wire.serving import ABOUT_REQUESTS, MAX_ASKED, ROOM_BYTES, SIZE_BYTES, Content, ServedConnection
+from polyrl.wire.serving import ABOUT_REQUESTS, BUFFER_BYTES, MAX_ASKED, SIZE_BYTES, Content, ServedConnection
 
 PAIRS = {role: tuple(part.decode() for part in zmq.curve_keypair()) for role in ("trainer", "agent", "stranger")}
 LARGE = bytes(range(256)) * (FRAME_BYTES // 256 + 7)
@@ -59,23 +59,23 @@ class Receiver:
         server: ServedConnection[FromPuller] | None = None,
         finds: Callable[[FromPuller], Content | None] = find,
     ) -> None:
-        self.room = memoryview(bytearray(ROOM_BYTES))
+        self.buffer = memoryview(bytearray(BUFFER_BYTES))
         self.server = server or ServedConnection(Handshake(lasting("trainer", "agent")), finds, decode_from_puller)
         handshake = Handshake(lasting(role, "trainer"))
         self.server.receive(GREETING + handshake.public)
-        self.sealer, self.opener = handshake.finish(bytes(self.server.next(self.room)), dialled=True)
+        self.sealer, self.opener = handshake.finish(bytes(self.server.next(self.buffer)), dialled=True)
 
     def frames(self, request: FromPuller) -> bytes:
         body = encode(request)
-        length = bytes(self.sealer.seal(len(body).to_bytes(2, "big"), ABOUT_REQUESTS, self.room))
-        return length + bytes(self.sealer.seal(body, ABOUT_REQUESTS, self.room))
+        length = bytes(self.sealer.seal(len(body).to_bytes(2, "big"), ABOUT_REQUESTS, self.buffer))
+        return length + bytes(self.sealer.seal(body, ABOUT_REQUESTS, self.buffer))
 
     def answer(self, request: FromPuller) -> bytes:
         size = memoryview(bytearray(SIZE_BYTES))
-        self.opener.open(bytes(self.server.next(self.room)), encode(request), size)
+        self.opener.open(bytes(self.server.next(self.buffer)), encode(request), size)
         content = memoryview(bytearray(int.from_bytes(size, "big")))
         for begin, end in sealed_frames(len(content)):
-            self.opener.open(bytes(self.server.next(self.room)), encode(request), content[begin:end])
+            self.opener.open(bytes(self.server.next(self.buffer)), encode(request), content[begin:end])
         return bytes(content)
 
 
@@ -105,7 +105,7 @@ def test_what_is_still_to_be_found_holds_up_what_was_asked_after_it() -> None:
     for request in REQUESTS[:2]:
         server.receive(receiver.frames(request))
     assert not server.is_waiting
-    assert not len(server.next(receiver.room))
+    assert not len(server.next(receiver.buffer))
     assert server.is_waiting
     assert not woken
     finding.set_result(Content(memoryview(b"first"), nullcontext))
@@ -123,7 +123,7 @@ def test_a_chunk_and_its_first_word_fill_lines_of_the_cache(size: int) -> None:
     receiver.server.receive(receiver.frames(GetManifest(0)))
     sizes = []
     while not receiver.server.is_waiting:
-        sizes.append(len(receiver.server.next(receiver.room)))
+        sizes.append(len(receiver.server.next(receiver.buffer)))
     assert not any(piece % LINE_BYTES for piece in sizes)
     assert len(sizes) == 1 + size // (1 << 20)
 
@@ -131,7 +131,7 @@ def test_a_chunk_and_its_first_word_fill_lines_of_the_cache(size: int) -> None:
 @given(st.integers(0, 3 * FRAME_BYTES))
 def test_frames_are_all_of_the_content_and_fit_a_room(size: int) -> None:
     frames = sealed_frames(size)
-    assert [end - begin for begin, end in frames if not 0 < end - begin <= ROOM_BYTES - Sealer.overhead] == []
+    assert [end - begin for begin, end in frames if not 0 < end - begin <= BUFFER_BYTES - Sealer.overhead] == []
     assert [place for begin, end in frames for place in range(begin, end, FRAME_BYTES)][:1] == [0] * bool(size)
     assert all(end == begin for (_, end), (begin, _) in pairwise(frames))
     assert sum(end - begin for begin, end in frames) == size
@@ -156,7 +156,7 @@ def test_who_has_an_agents_key_cannot_pass_for_the_trainer() -> None:
     for parts in chain.from_iterable(permutations(known, number) for number in (1, 2, 3)):
         keys = HKDF(SHA256(), 2 * KEY_BYTES, salt, GREETING).derive(b"".join(parts))
         for key in (keys[:KEY_BYTES], keys[KEY_BYTES:]):
-            frame = bytes(Sealer(key).seal(b"false", b"", memoryview(bytearray(ROOM_BYTES))))
+            frame = bytes(Sealer(key).seal(b"false", b"", memoryview(bytearray(BUFFER_BYTES))))
             with pytest.raises(ProtocolError, match="not sealed by who"):
                 opener.open(frame, b"", memoryview(bytearray(5)))
 
@@ -221,9 +221,9 @@ def test_an_answer_to_another_request_is_none() -> None:
 def test_frames_in_another_order_do_not_open() -> None:
     receiver = Receiver()
     receiver.server.receive(receiver.frames(GetChunk(3, b"large")))
-    receiver.server.next(receiver.room)
-    receiver.server.next(receiver.room)
-    last = bytes(receiver.server.next(receiver.room))
+    receiver.server.next(receiver.buffer)
+    receiver.server.next(receiver.buffer)
+    last = bytes(receiver.server.next(receiver.buffer))
     with pytest.raises(ProtocolError, match="not sealed by who"):
         receiver.opener.open(last, encode(GetChunk(3, b"large")), memoryview(bytearray(len(last) - TAG_BYTES)))
 
@@ -231,8 +231,8 @@ def test_frames_in_another_order_do_not_open() -> None:
 def test_what_is_sent_is_not_what_is_hidden() -> None:
     receiver = Receiver()
     receiver.server.receive(receiver.frames(GetChunk(3, b"large")))
-    receiver.server.next(receiver.room)
-    assert LARGE[:32] not in bytes(receiver.server.next(receiver.room))
+    receiver.server.next(receiver.buffer)
+    assert LARGE[:32] not in bytes(receiver.server.next(receiver.buffer))
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -245,7 +245,7 @@ def test_keys_that_fix_the_secret_are_refused(number: int) -> None:
 
 def test_each_direction_and_each_connection_has_keys_of_its_own() -> None:
     def sealed(part: Sealer) -> bytes:
-        return bytes(part.seal(bytes(16), b"", memoryview(bytearray(ROOM_BYTES))))
+        return bytes(part.seal(bytes(16), b"", memoryview(bytearray(BUFFER_BYTES))))
 
     one, two = Receiver(), Receiver()
     server = one.server._keys

@@ -15,7 +15,7 @@ from polyrl_trainer.backends.configs import OptimizerConfig
 from polyrl_trainer.backends.optimizers import adamw
 from polyrl_trainer.backends.optimizers.adamw import AdamW8Bit, create_optimizer
 from polyrl_trainer.backends.optimizers.blocks import dequantize, quantize, shares
-from polyrl_trainer.backends.optimizers.named_state import named_state, restore_state, room_for_state
+from polyrl_trainer.backends.optimizers.named_state import blank_state, named_state, restore_state
 
 CPU = torch.device("cpu")
 CONFIG = OptimizerConfig(learning_rate=1e-2, total_steps=9, weight_decay=0.1, name=OptimizerName.ADAMW_8BIT)
@@ -71,7 +71,7 @@ def test_moments_are_held_in_8_bits_by_the_whole_shape(shape: tuple[int, ...], b
     assert moment_bytes(OptimizerName.ADAMW_8BIT, prod(shape), prod(shape) * blocks) == sum(
         one.numel() * one.element_size() for name, one in state.items() if not name.startswith("step")
     )
-    assert {name: (one.dtype, one.shape) for name, one in room_for_state(model, optimizer, meta=True).items()} == {
+    assert {name: (one.dtype, one.shape) for name, one in blank_state(model, optimizer, meta=True).items()} == {
         name: (one.dtype, one.shape) for name, one in state.items()
     }
 

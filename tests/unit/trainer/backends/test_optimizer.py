@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl_trainer.backends.configs import OptimizerConfig
 from polyrl_trainer.backends.optimizers.adamw import SerialAdamW, create_optimizer
-from polyrl_trainer.backends.optimizers.named_state import named_state, restore_state, room_for_state
+from polyrl_trainer.backends.optimizers.named_state import blank_state, named_state, restore_state
 from polyrl_trainer.backends.updates import learning_rate_at
 
 
@@ -54,7 +54,7 @@ def test_a_frozen_parameter_has_no_state_and_none_is_expected() -> None:
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     saved = named_state(model, optimizer)
-    expected = room_for_state(model, optimizer, meta=True)
+    expected = blank_state(model, optimizer, meta=True)
     assert {name: tensor.shape for name, tensor in saved.items()} == {name: one.shape for name, one in expected.items()}
     assert not any(name.endswith("0.weight") for name in saved)
     other = create_optimizer(model, config)

@@ -1,4 +1,4 @@
-"""Rooms for frames on their way: one that is free goes to whoever waits, whatever happens to who was first."""
+"""Buffers for frames on their way: one that is free goes to whoever waits, whatever happens to who was first."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Asking:
         """A request ends with a dot."""
         self.requests += data.count(b".")
 
-    def next(self, room: memoryview) -> memoryview:
-        return room
+    def next(self, buffer: memoryview) -> memoryview:
+        return buffer
 
 
 def handshake() -> Handshake:
@@ -51,7 +51,7 @@ CONNECTIONS = 32
 
 @pytest.fixture
 def thread() -> Iterator[_ServingThread]:
-    """A serving thread of one room that is not started: the test takes its turns."""
+    """A serving thread of one buffer that is not started: the test takes its turns."""
     server = WeightServer("tcp://127.0.0.1:*", handshake, lambda _: Content(memoryview(b""), nullcontext))
     thread = _ServingThread(server, ROOMS, CONNECTIONS)
     yield thread
@@ -62,11 +62,11 @@ def thread() -> Iterator[_ServingThread]:
 
 @pytest.fixture
 def peers(thread: _ServingThread) -> Iterator[list[_Peer]]:
-    """The first has the room, the others wait for it in order."""
+    """The first has the buffer, the others wait for it in order."""
     with ExitStack() as stack:
         made = [connect(thread, stack)[0] for _ in range(3)]
         for peer in made:
-            thread._get_room(peer)
+            thread._get_buffer(peer)
         yield made
 
 
@@ -87,7 +87,7 @@ def is_called(thread: _ServingThread, peer: _Peer) -> bool:
 
 def test_who_ends_when_it_is_its_turn_gives_the_turn_on(thread: _ServingThread, peers: list[_Peer]) -> None:
     first, second, third = peers
-    thread._give_room(first)
+    thread._give_buffer(first)
     assert is_called(thread, second)
     assert not is_called(thread, third)
     thread._end(second)
@@ -96,10 +96,10 @@ def test_who_ends_when_it_is_its_turn_gives_the_turn_on(thread: _ServingThread, 
 
 def test_who_got_a_room_out_of_turn_takes_no_second_turn(thread: _ServingThread, peers: list[_Peer]) -> None:
     first, second, third = peers
-    thread._give_room(first)
-    assert thread._get_room(third)
-    assert not thread._get_room(second)
-    thread._give_room(third)
+    thread._give_buffer(first)
+    assert thread._get_buffer(third)
+    assert not thread._get_buffer(second)
+    thread._give_buffer(third)
     assert is_called(thread, second)
     assert not thread._waiting
 
@@ -110,9 +110,9 @@ class Counting(Asking):
     def __init__(self) -> None:
         self.pieces = 0
 
-    def next(self, room: memoryview) -> memoryview:
+    def next(self, buffer: memoryview) -> memoryview:
         self.pieces += 1
-        return room[:64]
+        return buffer[:64]
 
 
 def test_who_is_alone_takes_several_frames_a_turn_and_no_room_beyond_it(thread: _ServingThread) -> None:
@@ -122,8 +122,8 @@ def test_who_is_alone_takes_several_frames_a_turn_and_no_room_beyond_it(thread: 
         thread._select(alone, 3)
         thread._take_turns()
         assert alone.connection.pieces == ALONE_FRAMES  # type: ignore[attr-defined]
-        assert alone.room is None
-        thread._waiting.append(alone)  # as good as another one: who gets its room is none of this test's business
+        assert alone.buffer is None
+        thread._waiting.append(alone)  # as good as another one: who gets its buffer is none of this test's business
         thread._take_turns()
         assert alone.connection.pieces == ALONE_FRAMES + 1  # type: ignore[attr-defined]
 
@@ -140,12 +140,12 @@ def test_of_two_that_are_ready_each_sends_a_frame_in_turn(thread: _ServingThread
 
 
 def test_asking_for_more_keeps_no_room(thread: _ServingThread, peers: list[_Peer]) -> None:
-    """One byte of a request every few seconds kept a receiver that read nothing in its room for ever."""
+    """One byte of a request every few seconds kept a receiver that read nothing in its buffer for ever."""
     first, _, third = peers
     with ExitStack() as stack:
         asks, theirs = connect(thread, stack)
-        thread._give_room(first)
-        assert thread._get_room(asks)
+        thread._give_buffer(first)
+        assert thread._get_buffer(asks)
         taken_at = asks.heard
         theirs.send(b"1.")
         thread._read(asks)
@@ -159,7 +159,7 @@ def test_asking_for_more_keeps_no_room(thread: _ServingThread, peers: list[_Peer
 
 def test_reading_a_little_keeps_no_room_and_reading_on_does(thread: _ServingThread, peers: list[_Peer]) -> None:
     with ExitStack() as stack:
-        thread._give_room(peers[0])
+        thread._give_buffer(peers[0])
         reads, theirs = connect(thread, stack)
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         thread._write(reads)
@@ -182,11 +182,11 @@ def test_the_last_rooms_are_for_addresses_that_hold_none(thread: _ServingThread)
     with ExitStack() as stack:
         stack.callback(eight._selector.close)
         one = [connect(eight, stack)[0] for _ in range(10)]
-        assert [eight._get_room(peer) for peer in one] == [True] * 6 + [False] * 4
+        assert [eight._get_buffer(peer) for peer in one] == [True] * 6 + [False] * 4
         other, again = (connect(eight, stack, "10.0.0.2")[0] for _ in range(2))
-        assert eight._get_room(other)
-        assert not eight._get_room(again), "it holds one, and only a spare one is left"
-        eight._give_room(other)
+        assert eight._get_buffer(other)
+        assert not eight._get_buffer(again), "it holds one, and only a spare one is left"
+        eight._give_buffer(other)
         assert is_called(eight, again), "its own turn comes before those who hold the others"
         assert not any(is_called(eight, peer) for peer in one)
         for ours in (eight._wake, eight._waker):
@@ -282,6 +282,6 @@ def test_taking_a_room_spells_no_peer_out(thread: _ServingThread, monkeypatch: p
     monkeypatch.setattr(_Peer, "__repr__", spelled)
     with ExitStack() as stack:
         peer, _ = connect(thread, stack)
-        thread._get_room(peer)
-        assert peer.room is not None
+        thread._get_buffer(peer)
+        assert peer.buffer is not None
         thread._end(peer)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from polyrl_trainer.backend import RoomPlace
+from polyrl_trainer.backend import BufferPlace
 from polyrl_trainer.backends.configs import (
     AdapterConfig,
     EngineConfig,
@@ -144,7 +144,7 @@ class ExportCommand(msgspec.Struct, frozen=True, tag="export"):
     """Each rank its own rows into the images of a version, one on each machine."""
 
     number: int
-    rooms: tuple[RoomPlace, ...]
+    buffers: tuple[BufferPlace, ...]
 
 
 class SaveCommand(msgspec.Struct, frozen=True, tag="save"):

@@ -22,7 +22,7 @@ import torch
 
 from polyrl.errors import GroupLost, PolyRLError
 from polyrl.weights import TensorEntry
-from polyrl_trainer.backend import Loss, RoomOf, StepResult, TrainFuture
+from polyrl_trainer.backend import BufferOf, Loss, StepResult, TrainFuture
 from polyrl_trainer.backends.configs import EngineConfig, ModelConfig, OptimizerConfig
 from polyrl_trainer.backends.device_load import MatrixSizes, device_numbers
 from polyrl_trainer.backends.fsdp import commands
@@ -206,9 +206,9 @@ class ShardedBackend(Learner):
     def discard_gradients(self) -> TrainFuture[None]:
         return self._submit(self._all_do, DiscardCommand(self._number), lambda: self._model.updating().drop_gradients())
 
-    def export_weights(self, room: RoomOf) -> list[TensorEntry]:
+    def export_weights(self, buffer: BufferOf) -> list[TensorEntry]:
         """Every rank copies its own rows."""
-        return self._learners.background.wait_for("a snapshot of the weights", self._export, room)
+        return self._learners.background.wait_for("a snapshot of the weights", self._export, buffer)
 
     def serving_files(self) -> dict[str, bytes]:
         return serving_files(self._model.policy.model)
@@ -306,9 +306,9 @@ class ShardedBackend(Learner):
         }
         return {**device, **{name: float(count) for name, count in counts.items()}}
 
-    def _export(self, room: RoomOf) -> list[TensorEntry]:
+    def _export(self, buffer: BufferOf) -> list[TensorEntry]:
         places = self._model.served()
-        made = room(places)
+        made = buffer(places)
         command = ExportCommand(self._number, made.places)
         self._all_do(command, lambda: self._model.export(command, made.data))
         return places

@@ -17,7 +17,7 @@ import torch
 from polyrl.errors import InvalidData, RunFailed
 from polyrl.manifest.spec import CpuOffload
 from polyrl.weights import TensorEntry
-from polyrl_trainer.backend import RoomPlace, StepResult, TrainFuture
+from polyrl_trainer.backend import BufferPlace, StepResult, TrainFuture
 from polyrl_trainer.backends import training_state
 from polyrl_trainer.backends.device_load import give_back
 from polyrl_trainer.backends.fsdp.commands import CreateCommand, ExportCommand, LearnCommand, ScoreCommand, Work
@@ -30,7 +30,7 @@ from polyrl_trainer.backends.fsdp.sharding import checksum_below, product_of_row
 from polyrl_trainer.backends.models import lora
 from polyrl_trainer.backends.models.model_factory import serving_files
 from polyrl_trainer.backends.models.value_head import HEAD_WEIGHT
-from polyrl_trainer.backends.optimizers.named_state import named_state, restore_state, room_for_state
+from polyrl_trainer.backends.optimizers.named_state import blank_state, named_state, restore_state
 from polyrl_trainer.backends.packing import PackedBatch, Pass, learned_counts, pack_pass
 from polyrl_trainer.backends.saved_state import SavedState, TensorFiles
 from polyrl_trainer.backends.training_state import MODEL_FILE, OPTIMIZER_FILE, RNG_FILE, VALUE_HEAD_FILE
@@ -120,10 +120,10 @@ class RankModel:
     def export(self, work: ExportCommand, image: memoryview | None = None) -> None:
         """Into the image of this rank's machine, which the leader has and a follower finds, and those of others."""
 
-        def find(room: RoomPlace) -> memoryview:
-            return self._images.find(room) if image is None else image
+        def find(buffer: BufferPlace) -> memoryview:
+            return self._images.find(buffer) if image is None else image
 
-        export_rows(self._stored(), self.served(), work.rooms, find, self._ranks)
+        export_rows(self._stored(), self.served(), work.buffers, find, self._ranks)
 
     # --- checkpoints: the same files as a single process writes -------------------------------------------------------
 
@@ -170,7 +170,7 @@ class RankModel:
         updates, model = self.updating(), self.policy.model
         # A damaged file is found by who reads all of it, and the others hear of it.
         state = self._ranks.together(lambda: training_state.read_state(folder, check=self._ranks.leads))
-        moments = room_for_state(model, updates.optimizer) if state.step else {}
+        moments = blank_state(model, updates.optimizer) if state.step else {}
         base = self._base_checksum()
 
         def read() -> None:

@@ -24,9 +24,7 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     }
 
 
-def room_for_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, meta: bool = False
-) -> dict[str, torch.Tensor]:
+def blank_state(model: nn.Module, optimizer: torch.optim.Optimizer, *, meta: bool = False) -> dict[str, torch.Tensor]:
     """For what `named_state` gives after a step, where the optimizer has it; with `meta` names, shapes and dtypes
     alone."""
     return {
@@ -43,7 +41,7 @@ def restore_state(model: nn.Module, optimizer: torch.optim.Optimizer, named: Map
         return
     for name, parameter in trained_parameters(model):
         state = optimizer.state[parameter]
-        for key, room in fresh_state(parameter.detach(), optimizer).items():
+        for key, buffer in fresh_state(parameter.detach(), optimizer).items():
             found = named[f"{key}/{name}"]
-            placed = found.device == room.device and (found.is_pinned() or not room.is_pinned())
-            state[key] = found if placed else room.copy_(found)
+            placed = found.device == buffer.device and (found.is_pinned() or not buffer.is_pinned())
+            state[key] = found if placed else buffer.copy_(found)

@@ -10,7 +10,7 @@ import mmap
 import os
 from typing import Final
 
-from polyrl_trainer.backend import RoomPlace
+from polyrl_trainer.backend import BufferPlace
 
 MAX_MAPPED: Final = 16
 """More images than a publisher has in use at once."""
@@ -22,16 +22,16 @@ class MappedImages:
     def __init__(self) -> None:
         self._mapped: dict[str, memoryview] = {}
 
-    def find(self, room: RoomPlace) -> memoryview:
+    def find(self, buffer: BufferPlace) -> memoryview:
         """uint8[end - begin]. Raises OSError where it cannot be mapped."""
-        if room.name not in self._mapped:
+        if buffer.name not in self._mapped:
             # Something else may be there, if its maker is gone, which is not opened to find that out.
-            if os.readlink(room.path) != f"/memfd:{room.name} (deleted)":
-                raise OSError(f"{room.path} is not the image {room.name} of this machine")
+            if os.readlink(buffer.path) != f"/memfd:{buffer.name} (deleted)":
+                raise OSError(f"{buffer.path} is not the image {buffer.name} of this machine")
             while len(self._mapped) >= MAX_MAPPED:
                 del self._mapped[next(iter(self._mapped))]
-            self._mapped[room.name] = _map(room.path, room.end - room.begin)
-        return self._mapped[room.name]
+            self._mapped[buffer.name] = _map(buffer.path, buffer.end - buffer.begin)
+        return self._mapped[buffer.name]
 
 
 def _map(path: str, size: int) -> memoryview:

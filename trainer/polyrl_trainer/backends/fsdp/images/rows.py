@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from polyrl.weights import TensorEntry
-from polyrl_trainer.backend import RoomPlace
+from polyrl_trainer.backend import BufferPlace
 from polyrl_trainer.backends.fsdp.ranks import Ranks
 from polyrl_trainer.backends.fsdp.shard_files import HeldRows, hands_over, local_part
 from polyrl_trainer.backends.weight_stream import DTYPES
@@ -32,56 +32,60 @@ Piece = tuple[torch.Tensor, int]
 def export_rows(
     tensors: Tensors,
     places: Sequence[TensorEntry],
-    rooms: Sequence[RoomPlace],
-    find: Callable[[RoomPlace], memoryview],
+    buffers: Sequence[BufferPlace],
+    find: Callable[[BufferPlace], memoryview],
     ranks: Ranks,
 ) -> None:
-    """Every rank calls this at the same time, with a room for each machine, which has equally many of them. `find`
+    """Every rank calls this at the same time, with a buffer for each machine, which has equally many of them. `find`
     gives the image of its own. Raises on every rank when a rank cannot map or write it."""
-    own, each = ranks.place.rank, ranks.place.ranks // len(rooms)
+    own, each = ranks.place.rank, ranks.place.ranks // len(buffers)
     here = own // each
-    image = ranks.together(lambda: find(rooms[here]))
-    ranks.together(lambda: write_rows(tensors, places, rooms[here], image, own, near=here * each))
-    if len(rooms) > 1:
+    image = ranks.together(lambda: find(buffers[here]))
+    ranks.together(lambda: write_rows(tensors, places, buffers[here], image, own, near=here * each))
+    if len(buffers) > 1:
         first = here * each
         elsewhere = [rank for rank in range(ranks.place.ranks) if rank // each != here]
-        takes = (piece for rank in elsewhere for piece in taken(tensors, places, rooms[here], image, rank, near=first))
+        takes = (
+            piece for rank in elsewhere for piece in taken(tensors, places, buffers[here], image, rank, near=first)
+        )
         # Each begins with another one, so that all links are busy.
-        others = [(here + step) % len(rooms) for step in range(1, len(rooms))]
-        gives = (piece for to in others for piece in given(tensors, places, rooms[to], own, near=to * each))
+        others = [(here + step) % len(buffers) for step in range(1, len(buffers))]
+        gives = (piece for to in others for piece in given(tensors, places, buffers[to], own, near=to * each))
         ranks.exchange(takes if own == first else (), gives)
         ranks.together(lambda: None)
 
 
 def write_rows(
-    tensors: Tensors, places: Sequence[TensorEntry], room: RoomPlace, image: memoryview, rank: int, near: int
+    tensors: Tensors, places: Sequence[TensorEntry], buffer: BufferPlace, image: memoryview, rank: int, near: int
 ) -> None:
     """Writes this process's rows (`rank` is its own number) into its machine's image; `near` is that machine's first
     rank."""
-    for part in _parts(tensors, places, room, rank, near=near):
+    for part in _parts(tensors, places, buffer, rank, near=near):
         torch.frombuffer(part.of(image), dtype=part.dtype).copy_(part.values(tensors))
 
 
-def given(tensors: Tensors, places: Sequence[TensorEntry], room: RoomPlace, rank: int, near: int) -> Iterator[Piece]:
+def given(
+    tensors: Tensors, places: Sequence[TensorEntry], buffer: BufferPlace, rank: int, near: int
+) -> Iterator[Piece]:
     """This process's rows (`rank` is its own number) that belong into another machine's image, in pieces of at most
     SENT_BYTES."""
-    for part in _parts(tensors, places, room, rank, near=near):
+    for part in _parts(tensors, places, buffer, rank, near=near):
         for values in torch.split(part.values(tensors), SENT_BYTES // part.dtype.itemsize):
             yield values.to("cpu", part.dtype).contiguous().view(torch.uint8), near
 
 
 def taken(
-    tensors: Tensors, places: Sequence[TensorEntry], room: RoomPlace, image: memoryview, rank: int, near: int
+    tensors: Tensors, places: Sequence[TensorEntry], buffer: BufferPlace, image: memoryview, rank: int, near: int
 ) -> Iterator[Piece]:
     """Where what another `rank` gives belongs, sharing the image's memory."""
-    for part in _parts(tensors, places, room, rank, near=near):
+    for part in _parts(tensors, places, buffer, rank, near=near):
         for piece in torch.split(torch.frombuffer(part.of(image), dtype=torch.uint8), SENT_BYTES):
             yield piece, rank
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Bytes [begin, end) of the stream, which a rank has of one tensor for one room."""
+    """Bytes [begin, end) of the stream, which a rank has of one tensor for one buffer."""
 
     name: str
     dtype: torch.dtype
@@ -89,11 +93,11 @@ class _Part:
     end: int
     first: int
     """Where the rank's rows of the tensor begin."""
-    room: int
-    """Where the room does."""
+    buffer: int
+    """Where the buffer does."""
 
     def of(self, image: memoryview) -> memoryview:
-        return image[self.begin - self.room : self.end - self.room]
+        return image[self.begin - self.buffer : self.end - self.buffer]
 
     def values(self, tensors: Tensors) -> torch.Tensor:
         """Of this process's rows, as they are held."""
@@ -102,7 +106,7 @@ class _Part:
 
 
 def _parts(
-    tensors: Tensors, places: Sequence[TensorEntry], room: RoomPlace, rank: int, *, near: int
+    tensors: Tensors, places: Sequence[TensorEntry], buffer: BufferPlace, rank: int, *, near: int
 ) -> Iterator[_Part]:
     for place in places:
         tensor, dtype = tensors[place.name], DTYPES[place.dtype]
@@ -110,6 +114,6 @@ def _parts(
             continue
         rows, row_bytes = HeldRows.of(tensor, rank), dtype.itemsize * prod(place.shape[1:])
         first, stop = (place.offset + row * row_bytes for row in (rows.first, rows.stop))
-        begin, end = max(first, room.begin), min(stop, room.end)
+        begin, end = max(first, buffer.begin), min(stop, buffer.end)
         if begin < end:
-            yield _Part(place.name, dtype, begin=begin, end=end, first=first, room=room.begin)
+            yield _Part(place.name, dtype, begin=begin, end=end, first=first, buffer=buffer.begin)

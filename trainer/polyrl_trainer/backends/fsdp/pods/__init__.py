@@ -1,6 +1,6 @@
 """A learner over several pods: the first pod's process leads, each other pod has one that starts and watches its ranks.
 
-    words        what two pods tell each other
+    messages     what two pods tell each other
     link         the connection that they tell it on: authenticated and encrypted by the trainer's key, with heartbeats
     shares       what the first pod asks the others about their shares of weight versions
     other_pods   the first pod's side: who is there, who is gone

@@ -15,16 +15,16 @@ from typing import Final
 
 from polyrl.errors import ProtocolError
 from polyrl.wire.sealing import PUBLIC_BYTES, Handshake, LastingKeys, Opener, Sealer, sealed_frames
-from polyrl.wire.serving import SIZE_BYTES, new_room
+from polyrl.wire.serving import SIZE_BYTES, new_buffer
 from polyrl_trainer.backends.fsdp.heartbeat import PeerLink
-from polyrl_trainer.backends.fsdp.pods.words import FRAME_BYTES, HeartbeatWord, PodWord, frame_of, word_of
+from polyrl_trainer.backends.fsdp.pods.messages import FRAME_BYTES, HeartbeatMessage, PodMessage, frame_of, message_of
 
 PROTOCOL: Final = b"polyrl trainer 1"
 ABOUT: Final = b"pod"
 ABOUT_BYTES: Final = b"share"
 SEALED_BYTES: Final = FRAME_BYTES + Sealer.overhead
 POD_HANDSHAKE_S: Final = 10.0
-"""From a connection to the first word of the other side, which does nothing else meanwhile."""
+"""From a connection to the first message of the other side, which does nothing else meanwhile."""
 PROBE_S: Final = 5
 GONE_S: Final = 15
 """Nothing has come for so long from the system at the other side, which answers however busy its processes are."""
@@ -34,7 +34,7 @@ class PodLink(PeerLink):
     """One side of a connection whose keys are agreed. Words may be said from any thread."""
 
     def __init__(self, connection: socket.socket, sealer: Sealer, opener: Opener, until: float | None) -> None:
-        """`until`: by when its first word must be here, on the monotonic clock."""
+        """`until`: by when its first message must be here, on the monotonic clock."""
         self._until = until
         # Without it a small answer waits for its question's echo.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -72,29 +72,29 @@ class PodLink(PeerLink):
         """The other side's address."""
         return str(self._connection.getpeername()[0])
 
-    def send(self, word: PodWord) -> None:
+    def send(self, message: PodMessage) -> None:
         """To one that is gone nothing is said: its end is noticed by whoever listens."""
         with self._saying, suppress(OSError):
-            room = memoryview(bytearray(SEALED_BYTES))
-            self._connection.sendall(self._sealer.seal(frame_of(word), ABOUT, room))
+            buffer = memoryview(bytearray(SEALED_BYTES))
+            self._connection.sendall(self._sealer.seal(frame_of(message), ABOUT, buffer))
 
-    def next(self) -> PodWord:
+    def next(self) -> PodMessage:
         """What the other side says next. Raises OSError when it is gone, ProtocolError when it is another."""
         content = bytearray(FRAME_BYTES)
         self._opener.open(_exactly(self._connection, SEALED_BYTES, self._until), ABOUT, memoryview(content))
         self._heard.set()
-        return word_of(bytes(content))
+        return message_of(bytes(content))
 
     def send_bytes(self, content: bytes, within_s: float | None = None) -> None:
-        """Any number of bytes, after words. Raises OSError when the other side is gone, or takes none of it for so
+        """Any number of bytes, after messages. Raises OSError when the other side is gone, or takes none of it for so
         long."""
-        room, about = new_room(), ABOUT_BYTES
+        buffer, about = new_buffer(), ABOUT_BYTES
         self._connection.settimeout(within_s)
         with self._saying:
             size = len(content).to_bytes(SIZE_BYTES, "big")
-            self._connection.sendall(self._sealer.seal(size, about, room))
+            self._connection.sendall(self._sealer.seal(size, about, buffer))
             for begin, end in sealed_frames(len(content)):
-                self._connection.sendall(self._sealer.seal(memoryview(content)[begin:end], about, room))
+                self._connection.sendall(self._sealer.seal(memoryview(content)[begin:end], about, buffer))
 
     def next_bytes(self, within_s: float | None = None) -> bytes:
         """Inverse of `send_bytes`. Raises as `next`, and TimeoutError when not all has come by then."""
@@ -129,15 +129,15 @@ class PodLink(PeerLink):
         poll.register(self._connection, select.POLLIN)
         return bool(poll.poll(0))
 
-    def listen(self, take: Callable[[PodWord], None], ended: Callable[[str], None]) -> None:
-        """From now on each word but heartbeats goes to `take`, and a connection's end to `ended`: with what was wrong
-        with what it sent, if anything; on a thread of its own."""
+    def listen(self, take: Callable[[PodMessage], None], ended: Callable[[str], None]) -> None:
+        """From now on each message but heartbeats goes to `take`, and a connection's end to `ended`: with what was
+        wrong with what it sent, if anything; on a thread of its own."""
         self._until = None
         self._connection.settimeout(None)
         threading.Thread(target=self._listen, args=(take, ended), name="pod-link", daemon=True).start()
 
     def send_heartbeat(self) -> None:
-        self.send(HeartbeatWord())
+        self.send(HeartbeatMessage())
 
     def heard(self) -> bool:
         heard = self._heard.is_set()
@@ -150,12 +150,12 @@ class PodLink(PeerLink):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
-    def _listen(self, take: Callable[[PodWord], None], ended: Callable[[str], None]) -> None:
+    def _listen(self, take: Callable[[PodMessage], None], ended: Callable[[str], None]) -> None:
         try:
             while True:
-                word = self.next()
-                if not isinstance(word, HeartbeatWord):
-                    take(word)
+                message = self.next()
+                if not isinstance(message, HeartbeatMessage):
+                    take(message)
         except OSError:
             ended("")
         except ProtocolError as error:

@@ -23,16 +23,16 @@ from polyrl.wire.sealing import LastingKeys
 from polyrl.worker import HANDED_OVER_EXIT, TEMPORARY_EXIT
 from polyrl_trainer.backends.fsdp.heartbeat import SILENT_S, RankHeartbeat, RankLink
 from polyrl_trainer.backends.fsdp.pods.link import PodLink
-from polyrl_trainer.backends.fsdp.pods.shares import PodShare, ShareAnswers
-from polyrl_trainer.backends.fsdp.pods.words import (
+from polyrl_trainer.backends.fsdp.pods.messages import (
     REASON_CHARACTERS,
-    HelloWord,
-    LeavingWord,
-    LostWord,
-    OverWord,
-    PodWord,
-    WelcomeWord,
+    HelloMessage,
+    LeavingMessage,
+    LostMessage,
+    OverMessage,
+    PodMessage,
+    WelcomeMessage,
 )
+from polyrl_trainer.backends.fsdp.pods.shares import PodShare, ShareAnswers
 from polyrl_trainer.backends.fsdp.processes import LOST_EXIT, Followers, end_of
 from polyrl_trainer.backends.fsdp.ranks import RankPlace, RemoteMeeting
 
@@ -121,20 +121,20 @@ class PodMember:
 
     def _dial(self) -> tuple[PodLink, int]:
         link = PodLink.dial(self._place.leader, self._keys)
-        link.send(HelloWord(self._place.pod))
+        link.send(HelloMessage(self._place.pod))
         try:
-            word = link.next()
-            if not isinstance(word, WelcomeWord):
-                raise ProtocolError(f"the trainer's first pod answered {word}")
+            message = link.next()
+            if not isinstance(message, WelcomeMessage):
+                raise ProtocolError(f"the trainer's first pod answered {message}")
         except BaseException:
             link.close()
             raise
         log.info("the trainer's first pod was found", at=link.peer, pod=self._place.pod, of=self._place.pods)
-        return link, word.port
+        return link, message.port
 
     async def _serve(self, link: PodLink, port: int) -> int:
         place, loop = self._place, asyncio.get_running_loop()
-        over: asyncio.Future[OverWord] = loop.create_future()
+        over: asyncio.Future[OverMessage] = loop.create_future()
         lost: asyncio.Future[str] = loop.create_future()
         followers = Followers(place.ranks(link.peer, port), place.kind, silent_s=self._silent_s, threads=place.threads)
         heartbeat = RankHeartbeat(self._silent_s)
@@ -142,8 +142,8 @@ class PodMember:
             lose = _from_any_thread(loop, lost)
             heartbeat.add(f"rank {rank} of the learner", RankLink(connection), lose, starting=True)
         end = _from_any_thread(loop, over)
-        link.listen(lambda word: _take(word, end), lambda fault: end(OverWord(done=False, kill=True)))
-        heartbeat.add("the trainer's first pod", link, lambda sentence: end(OverWord(done=False, kill=True)))
+        link.listen(lambda message: _take(message, end), lambda fault: end(OverMessage(done=False, kill=True)))
+        heartbeat.add("the trainer's first pod", link, lambda sentence: end(OverMessage(done=False, kill=True)))
         leaving = asyncio.ensure_future(self._send_when_asked(link))
         answers = self._answers()
         try:
@@ -168,8 +168,8 @@ class PodMember:
         return ShareAnswers(partial(PodLink.dial, self._place.leader, self._keys), self._place.pod, self._share)
 
     async def _verdict(
-        self, followers: Followers, link: PodLink, *, over: asyncio.Future[OverWord], lost: asyncio.Future[str]
-    ) -> OverWord | None:
+        self, followers: Followers, link: PodLink, *, over: asyncio.Future[OverMessage], lost: asyncio.Future[str]
+    ) -> OverMessage | None:
         """What the first pod says at the end; None when it says nothing."""
         ended = asyncio.ensure_future(followers.first_end())
         anything: set[asyncio.Future[Any]] = {over, lost, ended}
@@ -180,7 +180,7 @@ class PodMember:
             if code != 0:
                 reason = lost.result() if code is None else end_of(ended.result(), self._place.all_ranks)
                 log.error("a rank of this pod is lost", reason=reason)
-                link.send(LostWord(reason[:REASON_CHARACTERS], echo=code == LOST_EXIT))
+                link.send(LostMessage(reason[:REASON_CHARACTERS], echo=code == LOST_EXIT))
                 followers.kill()
             await asyncio.wait({over}, timeout=VERDICT_S)
         ended.cancel()
@@ -189,12 +189,12 @@ class PodMember:
     async def _send_when_asked(self, link: PodLink) -> None:
         """The first pod saves what was learned, and says when this one may end."""
         await self._asked.wait()
-        link.send(LeavingWord())
+        link.send(LeavingMessage())
 
 
-def _take(word: PodWord, end: Callable[[OverWord], None]) -> None:
-    if isinstance(word, OverWord):
-        end(word)
+def _take(message: PodMessage, end: Callable[[OverMessage], None]) -> None:
+    if isinstance(message, OverMessage):
+        end(message)
 
 
 def _from_any_thread(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T]) -> Callable[[T], None]:

@@ -17,16 +17,16 @@ from polyrl.errors import DeadlineExceeded, GroupLeft, GroupLost, PolyRLError, P
 from polyrl.wire.sealing import LastingKeys
 from polyrl_trainer.backends.fsdp.heartbeat import RankHeartbeat
 from polyrl_trainer.backends.fsdp.pods.link import PodLink
-from polyrl_trainer.backends.fsdp.pods.shares import ShareLinks
-from polyrl_trainer.backends.fsdp.pods.words import (
-    HelloWord,
-    LeavingWord,
-    LostWord,
-    OverWord,
-    PodWord,
-    ShareWord,
-    WelcomeWord,
+from polyrl_trainer.backends.fsdp.pods.messages import (
+    HelloMessage,
+    LeavingMessage,
+    LostMessage,
+    OverMessage,
+    PodMessage,
+    ShareMessage,
+    WelcomeMessage,
 )
+from polyrl_trainer.backends.fsdp.pods.shares import ShareLinks
 from polyrl_trainer.backends.fsdp.ranks import RemoteMeeting
 from polyrl_trainer.dropped_messages import DroppedMessages
 
@@ -81,7 +81,7 @@ class OtherPods:
                 raise GroupLost("the group ended before all pods of the trainer had come")
             if not came:
                 missing = ", ".join(str(pod) for pod in range(1, self.number + 1) if pod not in self._links)
-                raise DeadlineExceeded("a word", f"pods {missing} of the trainer", within_s)
+                raise DeadlineExceeded("a message", f"pods {missing} of the trainer", within_s)
 
     def end_all(self, *, done: bool, kill: bool = False) -> None:
         """All of them end from here on, and are not missed."""
@@ -90,7 +90,7 @@ class OtherPods:
             self._changed.notify_all()
         self.shares.close()
         for link in links:
-            link.send(OverWord(done, kill=kill))
+            link.send(OverMessage(done, kill=kill))
 
     def close(self) -> None:
         """Waits a while for those that know that it is over, so that nothing which was sent to them is lost."""
@@ -129,15 +129,15 @@ class OtherPods:
         try:
             link = PodLink.answer(connection, self._keys)
             hello = link.next()
-            if not isinstance(hello, HelloWord | ShareWord) or not 1 <= hello.pod <= self.number:
-                raise ProtocolError(f"its first word is {hello}")
+            if not isinstance(hello, HelloMessage | ShareMessage) or not 1 <= hello.pod <= self.number:
+                raise ProtocolError(f"its first message is {hello}")
         except (OSError, PolyRLError) as error:
             self._refuse(connection, error)
             return
         with self._changed:
             if connection in self._greeted:
                 self._greeted.remove(connection)
-        if isinstance(hello, ShareWord):
+        if isinstance(hello, ShareMessage):
             self.shares.add(hello, link)
         else:
             self._take_in(hello.pod, link)
@@ -160,18 +160,18 @@ class OtherPods:
             self._report(GroupLeft(f"pod {pod} of the trainer was started again"))
             return
         log.info("a pod of the trainer has come", pod=pod, of=self.number)
-        link.send(WelcomeWord(self._store.getsockname()[1]))
+        link.send(WelcomeMessage(self._store.getsockname()[1]))
         name = f"pod {pod} of the trainer"
         link.listen(self._take, lambda fault: self._end(pod, fault))
         self._heartbeat.add(name, link, lambda sentence: self._report(GroupLost(sentence)))
         with self._changed:
             self._changed.notify_all()
 
-    def _take(self, word: PodWord) -> None:
-        match word:
-            case LostWord():
-                self._report(GroupLost(word.reason), echo=word.echo)
-            case LeavingWord():
+    def _take(self, message: PodMessage) -> None:
+        match message:
+            case LostMessage():
+                self._report(GroupLost(message.reason), echo=message.echo)
+            case LeavingMessage():
                 # As if it were asked itself: what was learned is saved, and all pods end.
                 os.kill(os.getpid(), signal.SIGTERM)
 

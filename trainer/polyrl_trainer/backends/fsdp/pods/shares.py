@@ -16,7 +16,7 @@ import structlog
 
 from polyrl.errors import PolyRLError, ProtocolError, RunFailed
 from polyrl_trainer.backends.fsdp.pods.link import PodLink
-from polyrl_trainer.backends.fsdp.pods.words import ShareWord
+from polyrl_trainer.backends.fsdp.pods.messages import ShareMessage
 
 CONNECTIONS: Final = 6
 """Of each pod: one for what is published, one for what is copied, one for each chunk that is passed on."""
@@ -54,16 +54,16 @@ class ShareLinks:
         self._changed = threading.Condition()
         self._over = False
 
-    def add(self, word: ShareWord, link: PodLink) -> None:
+    def add(self, message: ShareMessage, link: PodLink) -> None:
         """A pod has dialled, perhaps in place of some that have broken."""
         link.keep_alive()
         with self._changed:
-            self._endpoints[word.pod] = word.endpoint
-            free = self._free[word.pod - 1]
+            self._endpoints[message.pod] = message.endpoint
+            free = self._free[message.pod - 1]
             for broken in [one for one in free if one.has_ended()]:
                 free.remove(broken)
                 broken.close()
-        self._give_back(word.pod - 1, link)
+        self._give_back(message.pod - 1, link)
 
     def endpoints(self) -> tuple[str, ...]:
         """See `OtherMachines`."""
@@ -121,7 +121,7 @@ class ShareAnswers:
     """The side of another pod: dials from now on, and answers what it is asked until it is closed."""
 
     def __init__(self, dial: Callable[[], PodLink], pod: int, share: PodShare) -> None:
-        self._dial, self._word, self._share = dial, ShareWord(pod, share.endpoint), share
+        self._dial, self._message, self._share = dial, ShareMessage(pod, share.endpoint), share
         self._over = threading.Event()
         for _ in range(CONNECTIONS):
             threading.Thread(target=self._run, name="share-answers", daemon=True).start()
@@ -136,7 +136,7 @@ class ShareAnswers:
                 link = self._dial()
                 try:
                     link.keep_alive()
-                    link.send(self._word)
+                    link.send(self._message)
                     while True:
                         link.send_bytes(self._answer(link.next_bytes()))
                 finally:

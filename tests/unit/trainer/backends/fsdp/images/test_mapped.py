@@ -7,15 +7,15 @@ import os
 
 import pytest
 
-from polyrl_trainer.backend import RoomPlace
+from polyrl_trainer.backend import BufferPlace
 from polyrl_trainer.backends.fsdp.images.mapped import MAX_MAPPED, MappedImages
 from polyrl_trainer.weights.images import Image
 
 SIZE = 3 * 4096 + 5
 
 
-def place_of(image: Image, path: str = "", name: str = "") -> RoomPlace:
-    return RoomPlace(path or image.path, name or image.name, begin=7, end=7 + SIZE)
+def place_of(image: Image, path: str = "", name: str = "") -> BufferPlace:
+    return BufferPlace(path or image.path, name or image.name, begin=7, end=7 + SIZE)
 
 
 def test_what_is_written_by_one_map_is_read_by_the_other() -> None:

@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from polyrl_trainer.backend import RoomPlace
+from polyrl_trainer.backend import BufferPlace
 from polyrl_trainer.backends.fsdp.images import rows
 from polyrl_trainer.backends.fsdp.images.rows import given, taken, write_rows
 from polyrl_trainer.backends.weight_stream import stream_bytes, stream_places, write_stream
-from polyrl_trainer.testing.memory_publisher import MemoryRooms
+from polyrl_trainer.testing.memory_publisher import MemoryBuffers
 from polyrl_trainer.weights.images import Image
 
 WHOLE = {
@@ -50,12 +50,12 @@ def tensors_of(rank: int, ranks: int, copies: int = 1) -> Iterator[dict[str, tor
 
 
 def whole() -> memoryview:
-    rooms = MemoryRooms()
-    write_stream(WHOLE | BUFFERS, rooms, torch.bfloat16)
-    return rooms.data
+    buffers = MemoryBuffers()
+    write_stream(WHOLE | BUFFERS, buffers, torch.bfloat16)
+    return buffers.data
 
 
-def rooms_of(machines: int) -> tuple[list[RoomPlace], list[Image]]:
+def buffers_of(machines: int) -> tuple[list[BufferPlace], list[Image]]:
     """Cut anywhere between elements, each with a little of the next one's."""
     size = len(whole())
     cuts = [size * number // machines // 8 * 8 for number in range(machines)] + [size]
@@ -63,17 +63,17 @@ def rooms_of(machines: int) -> tuple[list[RoomPlace], list[Image]]:
     images = [Image(end - begin) for begin, end in ends]
     for image in images:
         image.data[:] = b"\xff" * len(image.data)
-    return [RoomPlace("", str(begin), begin=begin, end=end) for begin, end in ends], images
+    return [BufferPlace("", str(begin), begin=begin, end=end) for begin, end in ends], images
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 30])
 def test_rows_of_all_ranks_are_the_stream_of_one_process(ranks: int) -> None:
-    (room,), (image,) = rooms_of(1)
+    (buffer,), (image,) = buffers_of(1)
     for rank in range(ranks):
         with tensors_of(rank, ranks) as held:
             places = stream_places(held, torch.bfloat16)
             assert stream_bytes(places) == len(image.data)
-            write_rows(held, places, room, image.data, rank, near=0)
+            write_rows(held, places, buffer, image.data, rank, near=0)
     assert image.data == whole()
 
 
@@ -87,25 +87,25 @@ def test_pieces_that_are_sent_lie_as_rows_that_are_written(
     ranks = machines * each
     if ranks % copies:
         pytest.skip("copies are of equally many ranks")
-    (rooms, images), sent, awaited = rooms_of(machines), defaultdict(list), defaultdict(list)
+    (buffers, images), sent, awaited = buffers_of(machines), defaultdict(list), defaultdict(list)
     for rank in range(ranks):
         with tensors_of(rank, ranks, copies) as held:
             places = stream_places(held, torch.bfloat16)
-            for number, (room, image) in enumerate(zip(rooms, images, strict=True)):
+            for number, (buffer, image) in enumerate(zip(buffers, images, strict=True)):
                 first = number * each
                 if rank // each == number:
-                    write_rows(held, places, room, image.data, rank, near=first)
+                    write_rows(held, places, buffer, image.data, rank, near=first)
                 else:
-                    sent[rank, first] += [piece for piece, _ in given(held, places, room, rank, near=first)]
+                    sent[rank, first] += [piece for piece, _ in given(held, places, buffer, rank, near=first)]
                 if rank == first:
                     for other in set(range(ranks)) - set(range(first, first + each)):
-                        pieces = taken(held, places, room, image.data, other, near=first)
+                        pieces = taken(held, places, buffer, image.data, other, near=first)
                         awaited[other, first] += [piece for piece, _ in pieces]
     for way, pieces in sent.items():
         for piece, room_of in zip(pieces, awaited[way], strict=True):
             room_of.copy_(piece)
-    for room, image in zip(rooms, images, strict=True):
-        assert image.data == whole()[room.begin : room.end]
+    for buffer, image in zip(buffers, images, strict=True):
+        assert image.data == whole()[buffer.begin : buffer.end]
     if copies == machines:
         assert {way for way, pieces in sent.items() if pieces} <= {(0, each)}, (
             "each has a copy, and tables are the leader's"

@@ -9,18 +9,18 @@ import msgspec
 from polyrl.errors import UNDECODABLE, ProtocolError
 
 FRAME_BYTES: Final = 512
-WORD_LENGTH_BYTES: Final = 2
+MESSAGE_LENGTH_BYTES: Final = 2
 REASON_CHARACTERS: Final = 100
 """Of a sentence; each takes at most four bytes, so that it fits into a frame."""
 
 
-class HelloWord(msgspec.Struct, frozen=True, tag="hello"):
+class HelloMessage(msgspec.Struct, frozen=True, tag="hello"):
     """A pod's first: which one it is."""
 
     pod: int
 
 
-class ShareWord(msgspec.Struct, frozen=True, tag="share"):
+class ShareMessage(msgspec.Struct, frozen=True, tag="share"):
     """The first on a connection on which the first pod asks, and this one answers, about its share of versions."""
 
     pod: int
@@ -28,21 +28,21 @@ class ShareWord(msgspec.Struct, frozen=True, tag="share"):
     """Where it serves that."""
 
 
-class WelcomeWord(msgspec.Struct, frozen=True, tag="welcome"):
+class WelcomeMessage(msgspec.Struct, frozen=True, tag="welcome"):
     """The first pod's answer: the port of the store where ranks meet."""
 
     port: int
 
 
-class HeartbeatWord(msgspec.Struct, frozen=True, tag="heartbeat"):
+class HeartbeatMessage(msgspec.Struct, frozen=True, tag="heartbeat"):
     """This side lives."""
 
 
-class LeavingWord(msgspec.Struct, frozen=True, tag="leaving"):
+class LeavingMessage(msgspec.Struct, frozen=True, tag="leaving"):
     """A pod was asked to end: what was learned is to be saved."""
 
 
-class LostWord(msgspec.Struct, frozen=True, tag="lost"):
+class LostMessage(msgspec.Struct, frozen=True, tag="lost"):
     """One of a pod's ranks ended, or is silent."""
 
     reason: str
@@ -50,7 +50,7 @@ class LostWord(msgspec.Struct, frozen=True, tag="lost"):
     """It ended by its own decision, perhaps because another one is lost."""
 
 
-class OverWord(msgspec.Struct, frozen=True, tag="over"):
+class OverMessage(msgspec.Struct, frozen=True, tag="over"):
     """The first pod's last: this start of the group is over."""
 
     done: bool
@@ -59,22 +59,24 @@ class OverWord(msgspec.Struct, frozen=True, tag="over"):
     """Ranks do not end by themselves."""
 
 
-PodWord = HelloWord | ShareWord | WelcomeWord | HeartbeatWord | LeavingWord | LostWord | OverWord
+PodMessage = (
+    HelloMessage | ShareMessage | WelcomeMessage | HeartbeatMessage | LeavingMessage | LostMessage | OverMessage
+)
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[PodWord] = msgspec.msgpack.Decoder(PodWord)
+_decoder: msgspec.msgpack.Decoder[PodMessage] = msgspec.msgpack.Decoder(PodMessage)
 
 
-def frame_of(word: PodWord) -> bytes:
+def frame_of(message: PodMessage) -> bytes:
     """FRAME_BYTES, whatever is said."""
-    content = _encoder.encode(word)
-    return (len(content).to_bytes(WORD_LENGTH_BYTES, "big") + content).ljust(FRAME_BYTES, b"\0")
+    content = _encoder.encode(message)
+    return (len(content).to_bytes(MESSAGE_LENGTH_BYTES, "big") + content).ljust(FRAME_BYTES, b"\0")
 
 
-def word_of(frame: bytes) -> PodWord:
+def message_of(frame: bytes) -> PodMessage:
     """Inverse of `frame_of`. Raises ProtocolError for what it never makes."""
-    length = int.from_bytes(frame[:WORD_LENGTH_BYTES], "big")
+    length = int.from_bytes(frame[:MESSAGE_LENGTH_BYTES], "big")
     try:
-        return _decoder.decode(frame[WORD_LENGTH_BYTES : WORD_LENGTH_BYTES + length])
+        return _decoder.decode(frame[MESSAGE_LENGTH_BYTES : MESSAGE_LENGTH_BYTES + length])
     except UNDECODABLE as error:
         raise ProtocolError(f"another pod of the trainer said what none says: {error}") from None
