@@ -9,6 +9,7 @@ from pydantic.alias_generators import to_snake
 
 from polyrl.manifest.parts.algorithm import (
     AdvantageEstimator,
+    AlgorithmName,
     AlgorithmSpec,
     Correction,
     GroupFilter,
@@ -52,7 +53,9 @@ def _corrects(algorithm: AlgorithmSpec) -> bool:
 
 def _has_free_ratio(algorithm: AlgorithmSpec) -> bool:
     """Whether a ratio without another bound above is in the loss."""
-    clips = algorithm.loss_function is None and (algorithm.policy_loss or algorithm.name) != PolicyLoss.CISPO
+    given = algorithm.policy_loss
+    is_cispo = given is PolicyLoss.CISPO if given is not None else algorithm.name is AlgorithmName.CISPO
+    clips = algorithm.loss_function is None and not is_cispo
     penalty = (algorithm.kl_place, algorithm.kl_estimator) == (KlPlace.LOSS, KlEstimator.K3_RATIO)
     return clips or (algorithm.kl_coefficient > 0 and penalty)
 
