@@ -1,4 +1,4 @@
-"""Ties a process to its parent: when the parent dies, by whatever signal, the kernel ends this process too.
+"""Ties a process to its parent: when the parent dies, by whatever signal, the kernel ends or signals this process too.
 
 Called once, first thing, by every process that another one starts. Linux only; elsewhere only the first check is made.
 """
@@ -16,6 +16,8 @@ PARENT_PID: Final = "POLYRL_PARENT_PID"
 
 PR_SET_PDEATHSIG: Final = 1
 """prctl's option number, from <linux/prctl.h>."""
+PR_SET_CHILD_SUBREAPER: Final = 36
+"""The same."""
 
 
 def hold(by: signal.Signals = signal.SIGKILL) -> None:
@@ -30,6 +32,12 @@ def hold(by: signal.Signals = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != int(claimed):
         sys.exit(f"the process {claimed} that started this one is gone")
+
+
+def adopt_orphans(wanted: bool) -> None:
+    """Whether orphans below this process become its children from here on, which it then waits for."""
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(wanted)) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def end_parent() -> None:

@@ -10,7 +10,6 @@ with the same status.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -23,8 +22,6 @@ from polyrl import parent_death_signal
 
 EXIT_NOT_FOUND: Final = 127
 """What a shell exits with when there is no such program."""
-PR_SET_CHILD_SUBREAPER: Final = 36
-"""prctl's option number, from <linux/prctl.h>: orphans below become children of this process."""
 FIRST_PASSED: Final = 3
 """File descriptors from here on are the command's; those below are standard."""
 ENDS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -38,7 +35,7 @@ def main(argv: list[str]) -> Never:
     # Before the parent's death can be signalled: a signal that nobody awaits yet waits itself.
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started this may have it ignored, and no end would be seen
-    _adopt_orphans()
+    parent_death_signal.adopt_orphans(True)
     parent_death_signal.hold(signal.SIGTERM)
     child = _start(argv[1:])
     while (status := _ended(child)) is None:
@@ -50,11 +47,6 @@ def main(argv: list[str]) -> Never:
     if (code := os.waitstatus_to_exitcode(status)) < 0:
         _die_by(-code)
     sys.exit(code)
-
-
-def _adopt_orphans() -> None:
-    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def _start(command: list[str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import os
 import socket
@@ -19,7 +18,7 @@ import msgspec
 from polyrl.forks import own
 from polyrl.forks.forked import Forked
 from polyrl.forks.request import ForkRequest, imports_alike, module_of
-from polyrl.parent_death_signal import PARENT_PID
+from polyrl.parent_death_signal import PARENT_PID, adopt_orphans
 
 READY_S: Final = 120.0
 """Longest wait for an answer: at first the server loads its libraries, ten times as long from a cold disk with all
@@ -30,9 +29,6 @@ STDOUT: Final = 1
 STDERR: Final = 2
 ANSWER_BYTES: Final = 64
 """A process id in digits."""
-
-PR_SET_CHILD_SUBREAPER: Final = 36
-"""prctl's option number, from <linux/prctl.h>."""
 
 _one_at_a_time = threading.Lock()
 """Asking for orphans is a state of the whole process."""
@@ -131,13 +127,14 @@ class ForkServer:
         with _one_at_a_time:
             if self._link.is_gone:
                 return None
-            _ask_for_orphans(True)
+            adopt_orphans(True)
             try:
                 pid = _answer(self._link.socket, msgspec.msgpack.encode(request), files)
             except OSError as error:
                 is_asked = error.errno != errno.EMSGSIZE  # the kernel takes no such message: others it does
             finally:
-                _ask_for_orphans(False)
+                # No longer than for a fork: what user code leaves behind is not ours to wait for.
+                adopt_orphans(False)
                 self._link.is_gone = self._link.is_gone or (is_asked and not pid)
         return int(pid) if pid else None
 
@@ -151,12 +148,6 @@ def _answer(link: socket.socket, request: bytes, files: Sequence[int]) -> bytes:
         theirs.close()
         ours.settimeout(READY_S)
         return ours.recv(ANSWER_BYTES)
-
-
-def _ask_for_orphans(wanted: bool) -> None:
-    """Whether orphans below this process become its children. No longer than for a fork: what user code leaves behind
-    is not ours to wait for."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
 def _end(asked: asyncio.Future[Forked | None]) -> None:

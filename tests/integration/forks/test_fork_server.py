@@ -410,7 +410,7 @@ def test_it_ends_when_whoever_asked_is_killed(environment: Mapping[str, str]) ->
 
 def test_a_fork_that_is_not_adopted_is_refused(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a kernel gives its orphans to nobody else: the server is not asked again."""
-    monkeypatch.setattr(client, "_ask_for_orphans", lambda wanted: None)
+    monkeypatch.setattr(client, "adopt_orphans", lambda wanted: None)
     forks = ForkServer.start([], environment)
     command = [sys.executable, "-m", "sleeps"]
     began = time.monotonic()
