@@ -17,11 +17,16 @@ LIBRARIES: Final = (
     "polyrl_trainer.app",
     "transformers.generation.continuous_batching.continuous_api",
     "transformers.models.auto.modeling_auto",
+    "transformers.generation.utils",
+    "transformers.modeling_layers",
+    "transformers.processing_utils",
+    "torch.utils.tensorboard",
     "polyrl_rollout.manager.server",
     "polyrl_rollout.agent.app",
     "typer",
 )
-"""What takes long to load of a trainer and of an embedded engine, with torch below it, and of manager and agent."""
+"""What takes long to load of a trainer and of an embedded engine, with torch below it and what every model's module
+imports, and of manager and agent."""
 
 DRIVERS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 """One is there wherever the driver of a GPU is; the last one under Windows."""

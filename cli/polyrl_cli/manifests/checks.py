@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -55,6 +55,8 @@ MAX_REFUSAL_CHARS: Final = 1000
 SHOWN_BYTES: Final = 8192
 """Of the beginning and of the end of what user code printed."""
 
+JOB_FILE: Final = "job.json"
+
 LAST_LINES: Final = 3
 """Shown of what a process printed that broke; the last line of a traceback says what it was."""
 
@@ -65,6 +67,8 @@ class Checked:
 
     faults: list[ManifestFault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unmade: list[str] = field(default_factory=list)
+    """What could not be looked at, and why."""
     tried: RewardTried | None = None
     printed: str = ""
     """By user code."""
@@ -85,23 +89,24 @@ def check_job(job: PolyRLJob, manifest_dir: Path) -> Checked:
     parts = [CheckPart.DATA, CheckPart.CODE]
     if job.spec.recipe.model.config is not None or job.spec.recipe.model.lora is not None:
         parts.append(CheckPart.MODEL)
-    with tempfile.TemporaryDirectory(prefix="polyrl-check-") as folder:
-        started = [_start(job, manifest_dir, Path(folder), part) for part in parts]
+    with _folder_with(job) as folder:
+        started = [_start(job, manifest_dir, folder, part) for part in parts]
         found = [_finished(process) for process in started]
     # Once each: a file may stand in the manifest for training and for evaluation.
     faults = list({fault.sentence: fault for one in found for fault in one.faults}.values())
     notes = list(dict.fromkeys(note for one in found for note in one.notes))
+    unmade = list(dict.fromkeys(note for one in found for note in one.unmade))
     tried = next((one.tried for one in found if one.tried is not None), None)
     if tried is not None and tried.refusal:
         faults.append(ManifestFault(REWARD_FIELD, _refused(tried)))
-    return Checked(faults, notes, tried=tried)
+    return Checked(faults, notes, unmade=unmade, tried=tried)
 
 
 def reward_on_row(job: PolyRLJob, manifest_dir: Path, row: int, response: str | None) -> Checked:
     """The reward on one row, counted from 1; a reward that is refused is in `tried`, and no fault."""
-    with tempfile.TemporaryDirectory(prefix="polyrl-check-") as folder:
+    with _folder_with(job) as folder:
         more = ("--row", str(row), *(() if response is None else (f"--response={response}",)))
-        process = _start(job, manifest_dir, Path(folder), CheckPart.REWARD, more)
+        process = _start(job, manifest_dir, folder, CheckPart.REWARD, more)
         return replace(_finished(process), printed=_both_ends(process.output))
 
 
@@ -117,10 +122,18 @@ def _both_ends(file: Path) -> str:
     return (head + between + tail).decode(errors="replace")
 
 
+@contextmanager
+def _folder_with(job: PolyRLJob) -> Iterator[Path]:
+    """The job lies in it before anybody reads it: written again for each process it was empty when the one before came
+    to it."""
+    with tempfile.TemporaryDirectory(prefix="polyrl-check-") as folder:
+        (Path(folder) / JOB_FILE).write_text(job.model_dump_json(by_alias=True, exclude_none=True))
+        yield Path(folder)
+
+
 def _start(job: PolyRLJob, manifest_dir: Path, folder: Path, part: CheckPart, more: Sequence[str] = ()) -> _Started:
-    job_file, report, output = folder / "job.json", folder / f"{part.value}.jsonl", folder / f"{part.value}.log"
-    job_file.write_text(job.model_dump_json(by_alias=True, exclude_none=True))
-    argv = [sys.executable, "-m", "polyrl_trainer.check", "--job", str(job_file), "--manifest-dir"]
+    report, output = folder / f"{part.value}.jsonl", folder / f"{part.value}.log"
+    argv = [sys.executable, "-m", "polyrl_trainer.check", "--job", str(folder / JOB_FILE), "--manifest-dir"]
     argv += [str(manifest_dir), "--out", str(report), "--part", part.value, *more]
     environment = process_environment(user_env(job.spec), user_inherits(job.spec))
     with output.open("wb") as log:
@@ -152,8 +165,9 @@ def _finished(started: _Started) -> Checked:
 def _read(started: _Started, messages: Sequence[CheckMessage], timed_out: bool) -> Checked:
     faults = [ManifestFault(one.field, one.sentence) for one in messages if isinstance(one, CheckFault)]
     skipped = [f"{one.what} ({one.module})" for one in messages if isinstance(one, CheckSkipped)]
-    notes = [f"{NEEDS}: {', '.join(skipped)}"] if skipped else []
-    notes += [one.sentence for one in messages if isinstance(one, CheckUnmade | CheckNote)]
+    unmade = [f"{NEEDS}: {', '.join(skipped)}"] if skipped else []
+    unmade += [one.sentence for one in messages if isinstance(one, CheckUnmade)]
+    notes = [one.sentence for one in messages if isinstance(one, CheckNote)]
     tried = next((one for one in messages if isinstance(one, RewardTried)), None)
     began = next((one for one in reversed(messages) if isinstance(one, CheckBegan)), None)
     if not any(isinstance(one, CheckEnded) for one in messages):
@@ -165,8 +179,8 @@ def _read(started: _Started, messages: Sequence[CheckMessage], timed_out: bool) 
         if began is not None and ends_runs:
             faults.append(ManifestFault(began.field, unfinished))
         else:
-            notes.append(unfinished)
-    return Checked(faults, notes, tried=tried)
+            unmade.append(unfinished)
+    return Checked(faults, notes, unmade=unmade, tried=tried)
 
 
 def _unfinished(started: _Started, began: CheckBegan | None, timed_out: bool) -> str:

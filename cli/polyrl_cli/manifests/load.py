@@ -99,11 +99,13 @@ def check_files(
 
 
 def check_contents(job: PolyRLJob, manifest: Path, sets: Sequence[str] = (), *, base: Path | None = None) -> list[str]:
-    """Notes of what could not be looked at. Raises InvalidManifest with every fault of rows, model config and code."""
+    """Notes, also of what could not be looked at. Raises InvalidManifest with every fault of rows, model config and
+    code, and then with what could not be looked at: it may hold more."""
     checked = check_job(job, base or manifest.parent)
     if checked.faults:
-        raise InvalidManifest(read_manifest(manifest, sets).describe(checked.faults))
-    return checked.notes
+        described = read_manifest(manifest, sets).describe(checked.faults)
+        raise InvalidManifest([*described, *(f"note: {note}" for note in checked.unmade)])
+    return [*checked.unmade, *checked.notes]
 
 
 def validation_report(file: Path, sets: Sequence[str], *, check: bool = True) -> list[str]:

@@ -32,7 +32,7 @@ def reward_lines(file: Path, sets: Sequence[str], row: int, response: str | None
     if faults:
         raise InvalidManifest(read_manifest(file, sets).describe(faults))
     if checked.tried is None:
-        raise UserError(*checked.notes or [f"{file}: there is no row {row} in the first file of prompts"])
+        raise UserError(*checked.unmade or [f"{file}: there is no row {row} in the first file of prompts"])
     note = [] if job.spec.recipe.environment is None else [NOT_PLAYED]
     return [*_lines(checked.tried), *note, *_printed(checked.printed)], not checked.tried.refusal
 

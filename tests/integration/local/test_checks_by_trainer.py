@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -204,6 +205,29 @@ def test_where_libraries_are_loaded_already_checks_are_forked(job: Path) -> None
     assert "loaded" in fault
 
 
+def test_what_a_check_reads_is_not_written_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that read the job just then found an empty file, and ended without a word."""
+    seen, start = [], checks.start
+
+    def spy(argv: list[str], *args: Any, **named: Any) -> Any:
+        status = Path(argv[argv.index("--job") + 1]).stat()
+        seen.append((status.st_ino, status.st_mtime_ns, status.st_size))
+        return start(argv, *args, **named)
+
+    monkeypatch.setattr(checks, "start", spy)
+    assert check_contents(load_manifest(job), job) == []
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+
+
+def test_what_could_not_be_looked_at_is_said_beside_what_is_wrong(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(checks.DEADLINES_S, checks.CheckPart.MODEL, 0.0)
+    (job.parent / "reward.py").write_text("def score(): ...\n")
+    fault, note = refusal(job)
+    assert fault.startswith(REWARD)
+    assert note == "note: the check of model did not end within 0 s"
+
+
 @pytest.mark.slow
 def test_without_the_extra_one_note_says_what_was_not_checked(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -324,6 +348,7 @@ def test_without_the_models_tokenizer_rows_are_read_and_it_is_said_what_was_not(
         reward_lines(job, (), 1, None)
     assert str(refused.value) == sentence
     (job.parent / "rl.jsonl").write_text('{"question": "12", "answer": "12"}\n')
-    (fault,) = refusal(job)
+    fault, note = refusal(job)
+    assert note == f"note: {sentence}"
     assert "rl.jsonl:1" in fault
     assert "prompt" in fault
