@@ -15,7 +15,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -24,6 +23,7 @@ from polyrl import parent_death_signal
 from polyrl.errors import InvalidCode
 from polyrl_trainer.user_code.workers import messages, thread_use
 from polyrl_trainer.user_code.workers.messages import Answer, CodeLoaded, Setup
+from polyrl_trainer.user_code.workers.strays import started_by
 from polyrl_trainer.user_code.workers.thread_use import ThreadUse
 
 LOAD_TIMEOUT_S: Final = 300.0
@@ -135,7 +135,7 @@ class WorkerProcess:
         if self.dead:
             return
         self.dead = True
-        started = {*_descendants(self.process.pid), *_marked(f"{MARK}={self.mark}")}
+        started = started_by(self.process.pid, f"{MARK}={self.mark}")
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for pid in started:  # a sandbox's, in a group or session of its own
@@ -155,25 +155,6 @@ class WorkerProcess:
         self._pending.clear()
         if self._listening is not None:
             self._listening.cancel()
-
-
-def _descendants(pid: int) -> list[int]:
-    """Those that this process started, and those that these did, as long as those between live (proc(5))."""
-    found: list[int] = []
-    with suppress(OSError):  # it has ended meanwhile, or the kernel does not say
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += map(int, children.read_text().split())
-    return found + [further for child in found for further in _descendants(child)]
-
-
-def _marked(variable: str) -> list[int]:
-    """Those that have it, however far from the worker; not those that were given an environment without it."""
-    found: list[int] = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # another user's, or it has ended
-            if variable.encode() in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return found
 
 
 def _ending(code: int) -> str:
