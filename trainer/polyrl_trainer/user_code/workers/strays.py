@@ -32,8 +32,8 @@ def with_variable(variable: str, processes: Path = PROCESSES) -> list[int]:
 
 
 def _takes_up_a_program(process: Path) -> bool:
-    """Then neither arguments nor environment are there yet, and who started it goes on already. A worker that ends right
-    after that left a child that was taken for another's. The kernel's own threads have no program."""
+    """Then neither arguments nor environment are there yet, and who started it goes on already: the child of a worker
+    that ended right after that was taken for another's. The kernel's own threads have no program."""
     return not (process / "cmdline").read_bytes() and bool((process / "exe").readlink())
 
 
