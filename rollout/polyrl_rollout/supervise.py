@@ -10,6 +10,7 @@ with the same status.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -24,8 +25,12 @@ EXIT_NOT_FOUND: Final = 127
 """What a shell exits with when there is no such program."""
 FIRST_PASSED: Final = 3
 """File descriptors from here on are the command's; those below are standard."""
-ENDS: Final = (signal.SIGTERM, signal.SIGINT)
-AWAITED: Final = (*ENDS, signal.SIGCHLD)
+ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The last one comes from the kernel, which has those go on that stood still when their parent ended."""
+AWAITED: Final = (*ENDS, signal.SIGCHLD, signal.SIGALRM)
+IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+KILLED_S: Final = 8.0
+"""A GPU's memory takes seconds to be given back. Less than an agent waits for all this (`KILL_DEADLINE_S`)."""
 
 
 def main(argv: list[str]) -> Never:
@@ -60,6 +65,8 @@ def _start(command: list[str]) -> int:
     parent_death_signal.hold()
     # CMD is the parent of its own children: a value meant for it would end them.
     del os.environ[parent_death_signal.PARENT_PID]
+    for number in IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
     try:
         os.execvp(command[0], command)
@@ -82,15 +89,29 @@ def _ended(child: int) -> int | None:
 
 
 def _end_all() -> None:
-    """Kills all below and waits for them. Who loses its parent by that comes here, and is next."""
-    this = psutil.Process()
+    """Kills all below and waits for them, at most KILLED_S. Who loses its parent by that comes here, and is next."""
+    signal.setitimer(signal.ITIMER_REAL, KILLED_S)
     while True:
-        for one in this.children():
-            one.kill()
         try:
-            os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         except ChildProcessError:
             return
+        left = _kill_children()
+        if signal.sigwait((signal.SIGCHLD, signal.SIGALRM)) == signal.SIGALRM:
+            print(f"still there {KILLED_S:g} s after they were killed: {left}", file=sys.stderr, flush=True)
+            return
+
+
+def _kill_children() -> list[int]:
+    """Their process ids. None is of somebody else's: nobody has waited for them yet."""
+    # `psutil.Process.children` fails as a whole where other accounts' processes are hidden.
+    own = os.getpid()
+    children = [one.pid for one in psutil.process_iter(["ppid"]) if one.info["ppid"] == own]
+    for pid in children:
+        with contextlib.suppress(PermissionError):  # another account's by now
+            os.kill(pid, signal.SIGKILL)
+    return children
 
 
 def _die_by(number: int) -> Never:

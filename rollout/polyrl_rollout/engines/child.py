@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,12 +40,18 @@ class ChildProcess:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        *,
+        starts_others: bool = True,
     ) -> ChildProcess:
-        """Starts `command`, which does not outlive this process. Raises EngineFailed when it cannot be executed."""
+        """Starts `command`, which does not outlive this process, nor does what it starts. `starts_others`: it might;
+        what starts none may be forked. Raises EngineFailed when there can be no process."""
         env = {**os.environ, **(environment or {}), parent_death_signal.PARENT_PID: str(os.getpid())}
         forks = own_server()
-        if forks is not None and forks.takes(command, env):
+        if not starts_others and forks is not None and forks.takes(command, env):
             forked = await forks.fork_beside(
                 command, env, OutputFiles(STDERR, STDERR), folder=NEUTRAL_FOLDER, passed=pass_fds
             )
@@ -58,6 +65,8 @@ class ChildProcess:
                 env=env,
                 cwd=NEUTRAL_FOLDER,
                 pass_fds=pass_fds,
+                # What a terminal or a fleet sends to this process's group would end it before what it is to end.
+                process_group=0,
             )
         except OSError as error:
             raise EngineFailed(f"cannot start {command[0]}: {error}") from error
@@ -88,6 +97,7 @@ class ChildProcess:
             # Its supervisor kills what is below; killed itself, it could not.
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
+                self._process.send_signal(signal.SIGCONT)  # it may have been frozen together with the others
             if await self._ends_within(KILL_DEADLINE_S):
                 return
         with contextlib.suppress(ProcessLookupError):

@@ -1,8 +1,10 @@
 """What every fleet must do, asked of the fake and of real processes alike."""
 
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,6 +13,7 @@ import pytest
 from polyrl.local.planner import ObservedWorker, WorkerPhase
 from polyrl.testing.fake_fleet import FakeFleet
 from polyrl.worker import Role, Worker
+from polyrl_cli.chaos.kinds import Part
 from polyrl_cli.local.process_fleet import ProcessFleet
 
 DEADLINE_S = 20.0
@@ -25,6 +28,14 @@ STARTS_A_CHILD = (
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     "print(child.pid, flush=True)\n"
     "time.sleep(600)"
+)
+SUPERVISES = (
+    "import asyncio, sys\n"
+    "from polyrl_rollout.engines.child import ChildProcess\n"
+    "async def main():\n"
+    "    await ChildProcess.start(['sh', '-c', 'setsid sleep 600 & sleep 600 & echo $!; exec sleep 600'])\n"
+    "    await asyncio.sleep(600)\n"
+    "asyncio.run(main())"
 )
 
 Fleet = FakeFleet | ProcessFleet
@@ -209,6 +220,24 @@ async def test_a_worker_is_gone_when_all_that_it_started_is(processes: ProcessFl
 async def crash(process: psutil.Process | None) -> None:
     assert process is not None
     process.kill()
+
+
+async def test_what_a_frozen_worker_supervises_ends_with_it(processes: ProcessFleet, tmp_path: Path) -> None:
+    """Its supervisor, frozen too, is not of its group; the kernel has it go on."""
+    await processes.start(a_worker(code=SUPERVISES))
+    await log_line((tmp_path / "rollout-0.log").read_text, processes)
+    assert processes.signal("rollout-0", Part.ALL, 0) == 5
+    worker = next(one for one in psutil.Process().children() if SUPERVISES in one.cmdline())
+    below = worker.children(recursive=True)
+    try:
+        assert processes.signal("rollout-0", Part.ALL, signal.SIGSTOP) == 5
+        await processes.kill("rollout-0")
+        _, left = psutil.wait_procs(below, timeout=DEADLINE_S)
+        assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        for one in below:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
 
 
 async def test_a_program_that_is_not_there_is_an_exit_with_a_log(processes: ProcessFleet, tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ class EmbeddedEngine:
         environment = {"OMP_NUM_THREADS": str(self._spec.threads), VISIBLE_GPUS: ""}
         try:
             with theirs:
-                self._child = await ChildProcess.start(command, environment, pass_fds=[theirs.fileno()])
+                passed = [theirs.fileno()]
+                self._child = await ChildProcess.start(command, environment, passed, starts_others=False)
             return await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()
