@@ -23,9 +23,15 @@ class HashChild(ChildProcess):
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        *,
+        starts_others: bool = True,
     ) -> ChildProcess:
-        return await ChildProcess.start([*SCRIPT, str(ENGINE), command[-1]], environment, pass_fds)
+        program = [*SCRIPT, str(ENGINE), command[-1]]
+        return await ChildProcess.start(program, environment, pass_fds, starts_others=starts_others)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from typing import Final
 PROCESSES: Final = Path("/proc")
 EXEC_S: Final = 1.0
 """Longest wait for processes that are taking up a program: microseconds, or a turn of the others on a crowded core."""
-POLL_S: Final = 0.001
-"""Between two looks at one of them: nothing tells."""
+EXEC_POLL_S: Final = 0.001
+"""From one look at such a process to the next: nothing tells."""
 
 
 def started_by(pid: int, variable: str) -> set[int]:
@@ -25,7 +25,7 @@ def with_variable(variable: str, processes: Path = PROCESSES) -> list[int]:
     for one in processes.glob("[0-9]*"):
         with suppress(OSError):  # another user's, or it has ended
             while _takes_up_a_program(one) and time.monotonic() < until:
-                time.sleep(POLL_S)
+                time.sleep(EXEC_POLL_S)
             if variable.encode() in (one / "environ").read_bytes().split(b"\0"):
                 found.append(int(one.name))
     return found
