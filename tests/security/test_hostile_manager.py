@@ -194,6 +194,16 @@ def drawn_answer(dice: random.Random) -> web.Response:
     return web.Response(body=bytes(body), status=dice.choice((200, 200, 200, 204, 302, 401, 418, 500)), headers=headers)
 
 
+async def test_what_is_wrong_with_an_answer_is_said_in_few_words() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=VALID.replace(b'"spot"', b'"' + b"9" * 100_000 + b'"'))
+
+    async with serving(answer) as port, manager_session() as session:
+        with pytest.raises(ProtocolError, match="no ManagerStatus: Invalid enum value '9999") as found:
+            await ManagerClient(session).status(Address("127.0.0.1", port), CREDENTIALS, -1, 1.0)
+    assert len(str(found.value)) < 300
+
+
 async def test_whatever_is_answered_is_a_status_or_a_typed_error(seed: int) -> None:
     dice, taken, longest = random.Random(seed), 0, 0
 

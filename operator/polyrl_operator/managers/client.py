@@ -37,6 +37,9 @@ MAX_ANSWER: Final = 1 << 20
 """Bytes; a status of 512 engines has 300 kB. A manager's image may be its job's author's own, and answer without
 end."""
 
+MAX_SHOWN: Final = 200
+"""Characters of an answer, or of what is wrong with it, that go into a log and a job's conditions."""
+
 T = TypeVar("T")
 
 
@@ -127,13 +130,14 @@ class ManagerClient:
             ) as response:
                 text = await _bounded(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ManagerUnreachable(str(error) or type(error).__name__) from error
+            raise ManagerUnreachable(str(error)[:MAX_SHOWN] or type(error).__name__) from error
         if response.status != 200:
-            raise ProtocolError(f"the manager answered {response.status} to {method} {path}: {text[:200]!r}")
+            raise ProtocolError(f"the manager answered {response.status} to {method} {path}: {text[:MAX_SHOWN]!r}")
         try:
             return msgspec.json.decode(text, type=kind)
         except UNDECODABLE as error:
-            raise ProtocolError(f"the manager's answer is no {kind.__name__}: {error}") from None
+            # It quotes what was found, which may be a megabyte.
+            raise ProtocolError(f"the manager's answer is no {kind.__name__}: {str(error)[:MAX_SHOWN]}") from None
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

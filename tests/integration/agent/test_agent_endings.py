@@ -40,6 +40,8 @@ import asyncio, signal, sys
 from polyrl_rollout.engines.child import ChildProcess
 
 signal.signal(signal.SIGINT, lambda *_: print("notice", flush=True))
+for number in (signal.SIGHUP, signal.SIGQUIT):  # ignored under nohup, and in the background of a script
+    signal.signal(number, signal.SIG_DFL)
 
 async def main():
     child = await ChildProcess.start(sys.argv[1:])

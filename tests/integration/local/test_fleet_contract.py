@@ -222,13 +222,21 @@ async def crash(process: psutil.Process | None) -> None:
     process.kill()
 
 
+def supervising() -> psutil.Process:
+    """The worker that runs SUPERVISES, among children that have ended and that nobody has waited for yet."""
+    for one in psutil.Process().children():
+        with suppress(psutil.ZombieProcess):
+            if SUPERVISES in one.cmdline():
+                return one
+    raise AssertionError("it is not there")
+
+
 async def test_what_a_frozen_worker_supervises_ends_with_it(processes: ProcessFleet, tmp_path: Path) -> None:
     """Its supervisor, frozen too, is not of its group; the kernel has it go on."""
     await processes.start(a_worker(code=SUPERVISES))
     await log_line((tmp_path / "rollout-0.log").read_text, processes)
     assert processes.signal("rollout-0", Part.ALL, 0) == 5
-    worker = next(one for one in psutil.Process().children() if SUPERVISES in one.cmdline())
-    below = worker.children(recursive=True)
+    below = supervising().children(recursive=True)
     try:
         assert processes.signal("rollout-0", Part.ALL, signal.SIGSTOP) == 5
         await processes.kill("rollout-0")

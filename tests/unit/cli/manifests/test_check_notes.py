@@ -13,4 +13,6 @@ from polyrl_cli.manifests import checks
 @pytest.mark.parametrize("message", [CheckNote("few"), CheckUnmade("few"), CheckSkipped("few", "torch")])
 def test_every_kind_of_note_is_shown(message: CheckMessage) -> None:
     nothing: Any = None  # of a process that ended its report
-    assert any("few" in note for note in checks._read(nothing, [message, CheckEnded()], timed_out=False).notes)
+    checked = checks._read(nothing, [message, CheckEnded()], timed_out=False)
+    assert any("few" in note for note in [*checked.notes, *checked.unmade])
+    assert bool(checked.unmade) != isinstance(message, CheckNote), "what may hold more faults is told from what does not"
