@@ -225,6 +225,11 @@ def test_failures_of_a_pool_that_is_not_asked_again_do_not_degrade_the_job_for_e
     run(709417038, 1, deadly=False)
 
 
+def test_an_operator_that_dies_amid_a_turn_leaves_no_more_pods_than_there_may_be() -> None:
+    """Found by this draw: stand-ins had come, and the spot pods that made way for them had not been released."""
+    run(1372965642, 3, deadly=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("deadly", [False, True], ids=["one-operator", "operators-die"])
 def test_many_random_faults(seed: int, deadly: bool) -> None:

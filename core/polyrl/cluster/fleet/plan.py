@@ -88,8 +88,9 @@ def fleet_plan(
     leaving = every[:MAX_RELEASES]
     pending_drains, retry_due = unconfirmed_drains(ctx, fleet)
     deletions, stay_due = _deletions(ctx, fleet)
-    actions: list[Action] = [*pending_drains, *_numbers(ctx, fleet, missing), *_creations(ctx, fleet, split)]
-    actions += release_rollouts(ctx, leaving)
+    # Who makes way goes first: an operator that died after the others had come left more than there may be.
+    actions: list[Action] = [*pending_drains, *_numbers(ctx, fleet, missing), *release_rollouts(ctx, leaving)]
+    actions += _creations(ctx, fleet, split)
     dues = [split.due, retry_due, stay_due, next_due(fleet, ctx), *(view.due for view in views)]
     dues.append(ctx.now + CONTINUE_AFTER_S if split != whole or leaving != every else None)
     return FleetPlan(
