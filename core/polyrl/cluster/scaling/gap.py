@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from statistics import median
 from typing import Final
 
@@ -101,12 +101,14 @@ def sizing(
     spec: JobSpec, steps: Sequence[FinishedStep], last: int, window: tuple[int, ...], fleet: FleetSize
 ) -> Sizing:
     """After finished `steps`, of which those after step `last` are new. `window`: what those before asked for."""
-    newest, rule, current = steps[-1], spec.scaling.gap, fleet.rollouts
-    prefix, asked = _describe(steps, beside(spec)), current
+    newest, rule, current, part = steps[-1], spec.scaling.gap, fleet.rollouts, beside(spec)
+    usual = cache(lambda count: as_usual(steps[:count], part))
+    prefix = _describe(newest, usual(len(steps))[0] if is_measure(newest) else newest, part)
+    asked = current
     new = new_steps(steps, last)
     for place, step in enumerate(steps):
         if step.steady and step in new:
-            asked = _asked(spec, steps[: place + 1], fleet)
+            asked = _asked(spec, *usual(place + 1), fleet) if is_measure(step) else current
             window = (*window, asked)[-max(rule.scale_up_window_steps, rule.scale_down_window_steps) :]
     if not newest.steady:
         return Sizing(current, asked, window=window, why=f"{prefix}; not measured, because it was no ordinary step")
@@ -129,13 +131,11 @@ def new_steps(steps: Sequence[FinishedStep], last: int) -> Sequence[FinishedStep
     return [step for step in steps if step.step > last] or steps[-1:]
 
 
-def _asked(spec: JobSpec, steps: Sequence[FinishedStep], fleet: FleetSize) -> int:
+def _asked(spec: JobSpec, usual: FinishedStep, model: StepModel, fleet: FleetSize) -> int:
     """The dead band is about keeping pace, and about the whole fleet: a rollout that was lost for half a step comes
     back by itself. Who surely gains nothing leaves there as well: a tail that takes as long as training is within it
     with any fleet. With objective Cost the cheapest fleet need not keep pace."""
-    if not is_measure(steps[-1]):
-        return fleet.rollouts
-    (usual, model), current, rule = as_usual(steps, beside(spec)), fleet.rollouts, spec.scaling.gap
+    current, rule = fleet.rollouts, spec.scaling.gap
     gap = _gap(usual, model.seconds(max(usual.engines, current)))
     band = rule.tolerance_percent * (TURNING if gap * fleet.last_change < 0 else 1)
     if abs(gap) <= band and spec.scaling.objective is not Objective.COST:
@@ -198,9 +198,7 @@ def _gap(step: FinishedStep, rollout_s: float) -> float:
     return 100 * (rollout_s - step.train_seconds) / max(step.step_seconds, SHORTEST_S)
 
 
-def _describe(steps: Sequence[FinishedStep], part: float) -> str:
-    newest = steps[-1]
-    usual = as_usual(steps, part)[0] if is_measure(newest) else newest
+def _describe(newest: FinishedStep, usual: FinishedStep, part: float) -> str:
     counts = "" if part == 1 else f", with {part:.0%} of training, which runs beside generation"
     return (
         f"step {newest.step}: {newest.engines:.3g} engines generated for {newest.rollout_seconds:.1f} s, training took"
