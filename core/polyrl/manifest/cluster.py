@@ -110,8 +110,8 @@ class TrainerStorage(StorageSpec):
     """Size of the claim that is made, and bound of what is ephemeral; holds `checkpoint.keep` checkpoints, the last of
     each stage and the one that is being written, each of 12 bytes a parameter."""
     access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = "ReadWriteOnce"
-    """Of the claim that is made, or what the named one has. Several pods (`trainer.replicas`) need ReadWriteMany: each
-    writes its part of a checkpoint."""
+    """Access mode of the claim that is made, or what the named one has. Several pods (`trainer.replicas`) need
+    ReadWriteMany: each writes its part of a checkpoint."""
 
 
 class ManagerSpec(ManifestModel):

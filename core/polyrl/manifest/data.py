@@ -77,7 +77,7 @@ class EvaluationSet(ManifestModel):
     """A further set of rows, measured apart: its numbers are `eval/NAME/...`."""
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-    """Of the set, in metrics."""
+    """Name of the set, in metrics."""
     data: list[DatasetSpec] = Field(min_length=1, max_length=64)
     """Its files."""
     max_samples: Positive = 256

@@ -228,7 +228,7 @@ class WandbSpec(ManifestModel):
     entity: ShownName | None = None
     """User or team; default: WANDB_ENTITY, else the key's own."""
     name: ShownName | None = None
-    """Of the run there; default: the name of the run's folder, on a cluster the job's."""
+    """Name of the run there; default: the name of the run's folder, on a cluster the job's."""
     group: ShownName | None = None
     """Runs that are shown together; default: the job's name."""
     tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(default=[], max_length=64)
@@ -332,7 +332,7 @@ class RecipeSpec(ManifestModel):
 
     @property
     def fetchable(self) -> tuple[Source, ...]:
-        """Those that may have to be fetched."""
+        """Sources that may have to be fetched."""
         return tuple(one for one in self.sources if one.may_be_fetched)
 
 

@@ -32,7 +32,7 @@ class HubPlace:
     """OWNER/NAME."""
     revision: str | None
     file: str = ""
-    """Of a data set; empty: a model."""
+    """File of a data set; empty: a model."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Source:
     """Where it is named, such as `recipe.data.rl[0].path`."""
     path: str
     revision: str | None = None
-    """Of a Hub's model, which may have it in a field of its own."""
+    """Revision of a Hub's model, which may have it in a field of its own."""
     is_rows: bool = False
 
     @property

@@ -20,7 +20,7 @@ SEVERAL_HOSTS: Final = ("--nnodes", "--node-rank", "--dist-init-addr", "--nccl-i
 
 
 def _pattern(names: tuple[str, ...]) -> str:
-    """Of an argument of one of these names, alone or with its value behind `=`."""
+    """Pattern of an argument of one of these names, alone or with its value behind `=`."""
     return f"^({'|'.join(names)})(=.*)?$"
 
 

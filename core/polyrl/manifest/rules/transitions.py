@@ -29,7 +29,7 @@ def _fixed_while_running(path: str) -> TransitionRule:
 
 
 def _absent_or_fixed_while_running(path: str) -> TransitionRule:
-    """Of a field without a default that the API server could fill in."""
+    """Rule for a field without a default that the API server could fill in."""
     same = f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path})"
     return replace(_fixed_while_running(path), cel=f"oldSelf.suspend || ({same})")
 
