@@ -26,7 +26,7 @@ from polyrl.sample import DiscardReason, Purpose, sample_id
 from polyrl.wire import Batch, BatchRequest, Declined, Late
 
 DIGEST_BYTES: Final = 16
-"""Of a request that was answered, in the journal."""
+"""Bytes of the digest of an answered request, in the journal."""
 
 
 def passes(group_filter: str, rewards: Sequence[float], of_turns: Sequence[Mapping[str, float]] = ()) -> bool:

@@ -76,7 +76,7 @@ class GoneCause(StrEnum):
 
 
 class RestPhase(StrEnum):
-    """Of one engine."""
+    """Where one engine is between awake and asleep."""
 
     AWAKE = "awake"
     """It holds memory of its device."""

@@ -51,7 +51,7 @@ class _Entry(NamedTuple):
 T = TypeVar("T")
 
 AT_ONCE: Final = 2048
-"""Of what one look reads, in one tick: some 3 ms."""
+"""Items that one look reads in one tick: some 3 ms."""
 
 
 class Round(Generic[T]):
@@ -206,32 +206,32 @@ class Fleet:
         return (self._state.engines[name] for _, _, name in reversed(self._busy))
 
     def idle(self) -> Iterator[LeasedEngine]:
-        """Nothing runs there, the longest idle first."""
+        """Engines on which nothing runs, the longest idle first."""
         self.refresh()
         return (self._state.engines[name] for name in self._idle)
 
     def leaving(self) -> list[LeasedEngine]:
-        """Those that drain."""
+        """Engines that drain."""
         self.refresh()
         return [self._state.engines[name] for name in self._draining]
 
     def silent(self) -> list[LeasedEngine]:
-        """Those that gave no sign of life for a lease."""
+        """Engines that gave no sign of life for a lease."""
         self.refresh()
         return [self._state.engines[name] for name in self._silent]
 
     def reading(self) -> list[LeasedEngine]:
-        """Those that have prompts to read."""
+        """Engines that have prompts to read."""
         self.refresh()
         return [engine for engine in (self._state.engines[name] for name in self._reading) if engine.reading]
 
     def tried(self) -> list[LeasedEngine]:
-        """Those beside the trainer's own that run something and were not measured yet."""
+        """Engines beside the trainer's own that run something and were not measured yet."""
         self.refresh()
         return [engine for engine in (self._state.engines[name] for name in self._tried) if engine.running]
 
     def reserved(self) -> list[LeasedEngine]:
-        """The trainer's own."""
+        """The trainer's own engines."""
         self.refresh()
         return [self._state.engines[name] for name in self._reserved]
 
@@ -256,7 +256,7 @@ class Fleet:
         return self._steps / self._measured if self._measured else speed.DEFAULT_STEP_S
 
     def fastest(self) -> speed.Pace | None:
-        """That of the engine on which one sample takes least; None when none was measured."""
+        """Pace of the engine on which one sample takes least; None when none was measured."""
         self.refresh()
         return speed.pace_of(self._state.engines[self._alone[0][1]], 0.0) if self._alone else None
 

@@ -84,7 +84,7 @@ Line: TypeAlias = tuple[float, float, float, float, float]
 """Moments of the windows, sums of 1, b, s, bb, bs."""
 
 NO_LINE: Final[Line] = (0.0, 0.0, 0.0, 0.0, 0.0)
-"""That of no window."""
+"""Moments of no window."""
 
 
 class Pace(NamedTuple):

@@ -100,7 +100,7 @@ class SampleState(msgspec.Struct, array_like=True):
     """Name of the engine that failed this sample last; empty when the last one left it for another cause."""
     moved_at: float = -inf
     length_class: int = -1
-    """Of its turn, see `lengths`; -1: it has no token."""
+    """Length class of its turn, see `lengths`; -1: it has no token."""
     kept_by: str = ""
     """The engine that ended its last turn; empty once it is assigned again. Who has which text, `kept_until` says."""
     trainer_has: int = 0
@@ -244,7 +244,7 @@ class LeasedEngine(msgspec.Struct):
     kv_growth: int = 0
     """KV tokens that came to what it runs since, less those that ended; room set aside for those still to come."""
     seq: int = -1
-    """Of its newest Deltas, before its greeting too; -1: not known. `counts_from`: when the ledger was last back."""
+    """Its newest Deltas' number, before its greeting too; -1: unknown. `counts_from`: when the ledger was last back."""
     counts_from: float = -inf
     silent: bool = False
     bereft: bool = False
@@ -394,7 +394,7 @@ class LedgerState(msgspec.Struct):
     backlog: int = 0
     """Tokens, prompts included, of complete training groups that are not acknowledged."""
     lengths: LengthTable = msgspec.field(default_factory=LengthTable)
-    """Of turns, as far as they have come."""
+    """Lengths of turns, as far as they have come."""
     vanished: dict[str, tuple[int, float]] = msgspec.field(default_factory=dict)
     """Engines that went silent, leased ones too: how often in a row, and when last."""
     usage: Usage = msgspec.field(default_factory=Usage)

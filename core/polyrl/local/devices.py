@@ -35,7 +35,7 @@ class Gpu:
     memory_bytes: int | None = None
     """None where it is not known: nvidia-smi does not list that of an instance."""
     instances: tuple[Gpu, ...] = ()
-    """Of a divided GPU, which is then used through them alone."""
+    """Instances of a divided GPU, which is then used through them alone."""
 
     @property
     def is_instance(self) -> bool:

@@ -76,7 +76,7 @@ class WantedGpus:
     learning: int
     """The learner's, one for each of its processes."""
     each: int
-    """Of one engine; 0 where engines have none."""
+    """GPUs of one engine; 0 where engines have none."""
     reserves: bool
     """There is a reserved engine with a GPU."""
     rollouts: int
@@ -84,12 +84,12 @@ class WantedGpus:
 
     @property
     def first(self) -> int:
-        """The learner's and the reserved engine's."""
+        """GPUs of the learner and of the reserved engine."""
         return self.learning + (self.each if self.reserves and self.each > 1 else 0)
 
     @property
     def total(self) -> int:
-        """Of all workers."""
+        """GPUs of all workers."""
         return self.first + self.rollouts * self.each
 
 

@@ -46,7 +46,7 @@ class Fit:
     shared: int
     """The same beside the reserved engine."""
     fraction: float
-    """Of the reserved engine there."""
+    """Memory fraction of the reserved engine beside the learner."""
 
 
 def fit(sizes: ModelSizes, gpu_bytes: int, recipe: RecipeSpec, ranks: int = 1, fsdp: FsdpSpec = ONE_MODEL) -> Fit:

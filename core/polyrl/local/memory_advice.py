@@ -42,9 +42,9 @@ class GpuOffer:
     """GPUs that a job is planned on."""
 
     memory: int
-    """Bytes of each of the learner's and the reserved engine's."""
+    """Bytes of each GPU of the learner and of the reserved engine."""
     rollout_memory: int
-    """Of each of the rollouts'."""
+    """Bytes of each of the rollouts' GPUs."""
     count: int | None = None
     """GPUs in all; None: as many as the job asks for."""
 
@@ -157,7 +157,7 @@ def _slices(spec: JobSpec, sizes: ModelSizes) -> Iterator[Edits]:
 
 
 def _fraction(spec: JobSpec, sizes: ModelSizes, offer: GpuOffer) -> float:
-    """Of the reserved engine beside the learner."""
+    """Memory fraction of the reserved engine beside the learner."""
     return fit(sizes, offer.memory, spec.recipe, spec.trainer.learner_processes, spec.trainer.fsdp).fraction
 
 

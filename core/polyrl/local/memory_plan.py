@@ -33,7 +33,7 @@ class GpuPlan:
     parts: Mapping[str, int]
     """Bytes by what they are for."""
     tokens: int | None = None
-    """In flight, of the engine that is there."""
+    """Tokens in flight of the engine that is there."""
     short: int = 0
     """Bytes that the engine's share lacks for its weights and one longest sequence."""
 
@@ -44,12 +44,12 @@ class GpuPlan:
 
     @property
     def left(self) -> int:
-        """Negative where it does not fit."""
+        """Bytes left over; negative where it does not fit."""
         return self.memory - self.total
 
     @property
     def fits(self) -> bool:
-        """By calculation."""
+        """Whether all parts have room, by calculation."""
         return self.left >= 0 and not self.short
 
 
@@ -59,7 +59,7 @@ class MemoryPlan:
 
     gpus: tuple[GpuPlan, ...]
     pass_tokens: int
-    """Of the learner's longest pass."""
+    """Tokens of the learner's longest pass."""
     host: int = 0
     """Bytes of the host's memory, or of all hosts', that the learner takes for what is not on its GPUs."""
     on_host: tuple[str, ...] = ()
@@ -67,18 +67,18 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """All do."""
+        """Whether the parts of each GPU have room."""
         return all(one.fits for one in self.gpus)
 
 
 def pass_tokens(spec: JobSpec) -> int:
-    """Of the learner's longest pass: the budget, or a single sample that is longer and has a pass of its own."""
+    """Tokens of the learner's longest pass: the budget, or a single longer sample, which has a pass of its own."""
     longest = spec.rollout.engine.max_context if spec.recipe.mode.is_online else 0
     return max(spec.recipe.max_tokens_per_micro_batch, longest)
 
 
 def plan_memory(spec: JobSpec, sizes: ModelSizes, assignment: GpuAssignment) -> MemoryPlan:
-    """Of GPUs whose memory is known; those of unknown memory are left out."""
+    """What each GPU of known memory holds; those of unknown memory are left out."""
     tokens = pass_tokens(spec)
     own_tokens, ranks = -(-tokens // spec.trainer.context_parallel), max(1, len(assignment.trainer))
     learner = learner_memory(sizes, spec.recipe, tokens=own_tokens, ranks=ranks, fsdp=spec.trainer.fsdp)

@@ -274,7 +274,7 @@ def _trainer_ended(wanted: Workers, run: RunObservation) -> RunEnd | None:
 
 
 def _own_faults(trainers: Sequence[ObservedWorker]) -> int:
-    """Those that ended without being taken away."""
+    """How many trainers ended without being taken away."""
     return sum(not trainer.lives and trainer.reclaim is None for trainer in trainers)
 
 

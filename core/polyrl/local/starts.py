@@ -86,7 +86,7 @@ def was_well(exit_code: int, lived_s: float) -> bool:
 
 
 def how_it_ended(exit_code: int) -> str:
-    """In words."""
+    """How a process ended, in words."""
     number = -exit_code if exit_code < 0 else exit_code - 128 if exit_code in SHELL_SIGNALS else 0
     if number in set(signal.Signals):
         return f"was killed ({signal.Signals(number).name})"
@@ -96,8 +96,8 @@ def how_it_ended(exit_code: int) -> str:
 
 
 def judge(failures: Sequence[FailedStart], proven_until: float = -math.inf) -> StartVerdict | None:
-    """Of the failed starts since one was of use; None where there are none. `proven_until`: as long as another one of
-    the role that was of use lived; infinite while one does."""
+    """Verdict on the failed starts since one was of use; None where there are none. `proven_until`: as long as another
+    one of the role that was of use lived; infinite while one does."""
     if not failures:
         return None
     given_up = _reason_to_give_up([failed for failed in failures if failed.started_at >= proven_until])

@@ -33,13 +33,13 @@ class EngineMemory:
         return int(self.fraction * max(0, free))
 
     def tokens(self, free: int) -> int:
-        """Of all sequences in flight, where so much is free."""
+        """Tokens of all sequences in flight, where so much is free."""
         return max(0, self.share(free) - self.weights) // self.per_token
 
 
 def engine_memory(sizes: ModelSizes, engine: EngineSpec, dtype: str) -> EngineMemory:
-    """Of each GPU of an engine. Where it has more GPUs than heads of keys and values each has a whole one, and the
-    weights that make it: several hold the same."""
+    """Memory of each GPU of an engine. Where it has more GPUs than heads of keys and values each has a whole one, and
+    the weights that make it: several hold the same."""
     tensor, pipeline = engine.tensor_parallel, pipeline_parallel(engine)
     parts = min(attention_parallel(engine), sizes.key_heads)
     of_keys = 2 * sizes.layers * sizes.hidden * sizes.keys

@@ -23,7 +23,7 @@ GPU_MEBIBYTES: Final = {
 
 LEAST_BYTES: Final = 1 << 30
 MOST_BYTES: Final = 1 << 42
-"""Of any GPU that a model could be put on, in the next years."""
+"""Least and most bytes of any GPU that a model could be put on, in the next years."""
 
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)

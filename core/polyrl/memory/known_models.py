@@ -37,7 +37,7 @@ KNOWN_MODELS: Final[dict[str, tuple[str | int | bool, ...]]] = {
 """By the id of the base model."""
 
 _VARIANT: Final = re.compile(r"-(instruct|base|math|coder)(?=-|$)", re.IGNORECASE)
-"""Of the same shape as the base model."""
+"""What a variant's name has more than its base model's: both have the same shape."""
 
 
 def known_config(hub_id: str) -> Mapping[str, Any]:

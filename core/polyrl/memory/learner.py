@@ -25,13 +25,13 @@ from polyrl.memory.moments import FLOAT32_BYTES, LEAST_MOMENT_BYTES, in_blocks, 
 from polyrl.memory.sizes import SERVED_BYTES, ModelSizes
 
 LOGITS_CHUNK_BYTES: Final = 256 << 20
-"""Of float32 logits at a time (see the trainer's `EngineConfig`)."""
+"""Bytes of float32 logits at a time (see the trainer's `EngineConfig`)."""
 LOGITS_COPIES: Final = 4
-"""Of a chunk in its backward pass: logits, their log-softmax, the gradients of both."""
+"""Copies of a chunk in its backward pass: logits, their log-softmax, the gradients of both."""
 ENTROPY_COPIES: Final = 2
 """More where the entropy has a gradient: the probabilities and theirs."""
 CUDA_BYTES: Final = 1 << 30
-"""Of a process that uses CUDA, whatever it does: its context and its libraries' workspaces; a guess."""
+"""Bytes of a process that uses CUDA, whatever it does: its context and its libraries' workspaces; a guess."""
 
 KEPT_BYTES: Final = {"bfloat16": (27, 8, 4, 4), "float32": (25, 16, 8, 8)}
 """Kept per token and layer for the backward pass: per width of the residual stream, of the MLP, of the keys, and of
@@ -68,12 +68,12 @@ class LearnerMemory:
     activations: int
     logits: int
     host: int = 0
-    """Of the host's memory, where it holds what else is on the GPU (`trainer.fsdp.cpuOffload`)."""
+    """Bytes of the host's memory, where it holds what else is on the GPU (`trainer.fsdp.cpuOffload`)."""
     process: int = CUDA_BYTES
 
     @property
     def held(self) -> int:
-        """From the first step on, between passes too."""
+        """Bytes held from the first step on, between passes too."""
         return self.weights + self.gradients + self.optimizer + self.reference
 
     @property
@@ -83,14 +83,14 @@ class LearnerMemory:
 
     @property
     def total(self) -> int:
-        """At most at a time."""
+        """Bytes at a time, at most."""
         return self.held + self.in_a_pass + self.process
 
 
 def learner_memory(
     sizes: ModelSizes, recipe: RecipeSpec, *, tokens: int, ranks: int = 1, fsdp: FsdpSpec = ONE_MODEL
 ) -> LearnerMemory:
-    """Of each of `ranks` GPUs that learn together, in passes of so many tokens each."""
+    """Memory of each of `ranks` GPUs that learn together, in passes of so many tokens each."""
     sharded, shards = computes_in_shards(ranks, fsdp), max(1, ranks // fsdp.dp_replicate)
     sizes = sizes.without_head if recipe.mode is Mode.REWARD_MODEL else sizes
     models = [sizes, sizes.without_head] if trains_critic(recipe) else [sizes]
@@ -133,7 +133,7 @@ def learner_bytes(recipe: RecipeSpec, parameters: int = 1, head: int = 0) -> int
 
 
 def parameters_at_least(recipe: RecipeSpec, parameters: int, head: int = 0) -> list[int]:
-    """Of each model that learns, the critic last: those that give values have no head over the vocabulary."""
+    """Parameters of each model that learns, the critic last: those that give values have no vocabulary head."""
     headless = max(0, parameters - head)
     first = headless if recipe.mode is Mode.REWARD_MODEL else parameters
     return [first, headless] if trains_critic(recipe) else [first]
@@ -147,7 +147,7 @@ def holds_reference(recipe: RecipeSpec) -> bool:
 
 
 def moments_at_least(recipe: RecipeSpec, parameters: int = 1, head: int = 0) -> int:
-    """Of `learner_bytes`, what `trainer.fsdp.cpuOffload: optimizer` has in the host's memory."""
+    """The part of `learner_bytes` that `trainer.fsdp.cpuOffload: optimizer` has in the host's memory."""
     if recipe.model.lora is not None:
         return 0
     learned = zip(_optimizers(recipe), parameters_at_least(recipe, parameters, head), strict=True)
@@ -155,7 +155,7 @@ def moments_at_least(recipe: RecipeSpec, parameters: int = 1, head: int = 0) -> 
 
 
 def _optimizers(recipe: RecipeSpec) -> list[OptimizerName]:
-    """Of each model that learns; of its stages' the one that holds more."""
+    """Optimizer of each model that learns; of its stages' the one that holds more."""
     stages = {
         Mode.SFT: [recipe.sft.optimizer],
         Mode.SFT_RL: [recipe.sft.optimizer, recipe.algorithm.optimizer],
@@ -173,14 +173,14 @@ def trains_critic(recipe: RecipeSpec) -> bool:
 
 
 def adapter_parameters(sizes: ModelSizes, recipe: RecipeSpec) -> int:
-    """Of adapters on all linear layers of a decoder; 0 where the whole model learns."""
+    """Parameters of adapters on all linear layers of a decoder; 0 where the whole model learns."""
     if recipe.model.lora is None:
         return 0
     return recipe.model.lora.rank * sizes.layers * sum(rows + columns for rows, columns in sizes.layer_matrices)
 
 
 def _fitting_blocks(sizes: ModelSizes, recipe: RecipeSpec) -> int:
-    """Of the parameters of one model that learn, those whose moments `adamw_8bit` holds in 8 bits."""
+    """Number of the parameters of one model that learn and whose moments `adamw_8bit` holds in 8 bits."""
     if (lora := recipe.model.lora) is None:
         shapes = list(sizes.layer_matrices)
         outside = sizes.outside if in_blocks((sizes.vocabulary, sizes.hidden)) else 0
@@ -191,7 +191,7 @@ def _fitting_blocks(sizes: ModelSizes, recipe: RecipeSpec) -> int:
 
 
 def _frozen_bytes(sizes: ModelSizes, recipe: RecipeSpec) -> int:
-    """Of weights below adapters: a tied head is the embedding's, which stays in float32."""
+    """Bytes of the weights below adapters: a tied head is the embedding's, which stays in float32."""
     served, embedding = SERVED_BYTES[recipe.model.dtype], sizes.vocabulary * sizes.hidden
     return served * sizes.parameters + (FLOAT32_BYTES - served) * embedding
 
@@ -246,5 +246,5 @@ def _logits(sizes: ModelSizes, recipe: RecipeSpec, tokens: int) -> int:
 
 
 def _share(number: int, ranks: int) -> int:
-    """Of the largest rank."""
+    """Share of the largest rank."""
     return -(-number // ranks)

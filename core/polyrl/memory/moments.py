@@ -17,9 +17,9 @@ NUM_MOMENTS: Final = 2
 BLOCK: Final = 256
 """Values with a scale of their own, as in bitsandbytes and torchao: one outlier spoils no more than these."""
 LEAST_VALUES: Final = 4096
-"""Of a parameter whose moments are held in 8 bits, as there: smaller ones would save nothing."""
+"""Fewest values of a parameter whose moments are held in 8 bits, as there: smaller ones would save nothing."""
 LEAST_MOMENT_BYTES: Final = {OptimizerName.ADAMW: NUM_MOMENTS * FLOAT32_BYTES, OptimizerName.ADAMW_8BIT: NUM_MOMENTS}
-"""Of a parameter's moments, whatever its shape."""
+"""Bytes of one value's moments at least, whatever the parameter's shape."""
 
 
 def in_blocks(shape: Sequence[int]) -> bool:
@@ -29,7 +29,7 @@ def in_blocks(shape: Sequence[int]) -> bool:
 
 
 def moment_bytes(name: OptimizerName, parameters: int, fitting: int) -> int:
-    """Of so many parameters, `fitting` of which are `in_blocks`."""
+    """Bytes of the moments of so many parameters, `fitting` of which are `in_blocks`."""
     blocks = min(fitting, parameters) if name is OptimizerName.ADAMW_8BIT else 0
     scales = FLOAT32_BYTES * blocks // BLOCK
     return NUM_MOMENTS * (FLOAT32_BYTES * (parameters - blocks) + blocks + scales)

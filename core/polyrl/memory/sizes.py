@@ -8,10 +8,10 @@ from typing import Any, Final
 
 GIB: Final = 1 << 30
 SERVED_BYTES: Final = {"float32": 4, "bfloat16": 2}
-"""Of a parameter, by `model.dtype`."""
+"""Bytes of a parameter, by `model.dtype`."""
 
 MAX_SIZE: Final = 1 << 32
-"""Of a width, or of a number of layers: a file may claim any."""
+"""Largest width, and most layers: a file may claim any number."""
 
 BIASED: Final = {"qwen2"}
 """Decoders whose projections to queries, keys and values have a bias."""
@@ -30,13 +30,13 @@ class ModelSizes:
     hidden: int
     inner: int
     heads: int
-    """Of attention, over which context parallel spreads a pass."""
+    """Heads of attention, over which context parallel spreads a pass."""
     queries: int
     """Width of a token's queries in a layer."""
     keys: int
     """Width of its keys; values are as wide."""
     key_heads: int
-    """Heads that these are of, over which tensor parallel spreads them."""
+    """Heads of keys and values, over which tensor parallel spreads them."""
     vocabulary: int
     outside: int
     """Parameters outside the layers: embeddings, and the vocabulary's head where it is not the same."""
@@ -56,7 +56,7 @@ class ModelSizes:
 
     @property
     def without_head(self) -> ModelSizes:
-        """Of the same model with a value for each token in place of logits, as critics and reward models are."""
+        """Sizes of the same model with a value for each token in place of logits, as critics and reward models are."""
         return replace(self, parameters=max(0, self.parameters - self.head), outside=self.outside - self.head)
 
     @property
@@ -110,7 +110,7 @@ def parameters_of(config: Mapping[str, Any]) -> int:
 
 
 def _tables(config: Mapping[str, Any]) -> int:
-    """Of vocabulary x hidden: the embeddings, and the head where it is one of its own."""
+    """Number of matrices of vocabulary x hidden: the embeddings, and the head where it is one of its own."""
     return 1 if config.get("tie_word_embeddings", config.get("model_type") not in COUNTED) else 2
 
 

@@ -40,7 +40,7 @@ LONE: Final = 4
 MAX_COMPARED: Final = 64
 """Versions of a kind: as many as the largest allowed staleness lets engines serve."""
 MAX_STARTS: Final = 4096
-"""Of a run, with all that were started anew; who was heard first is forgotten first."""
+"""Engines of a run that are remembered, with all that were started anew; who was heard first is forgotten first."""
 MAX_KINDS: Final = 64
 """A fleet has one or two, for each type of GPU."""
 
@@ -83,7 +83,7 @@ class _Held(NamedTuple):
 
 @dataclass(eq=False)
 class _Presence:
-    """Of an engine, in what was heard of all: from when it was there, until it was refused or not heard any more."""
+    """Stay of an engine, in what was heard of all: from when it was there until it was refused or no longer heard."""
 
     begins: int
     ends: float = math.inf
@@ -91,7 +91,7 @@ class _Presence:
 
 @dataclass
 class _Compared:
-    """Of one version and kind."""
+    """Sums that engines gave of one version and kind."""
 
     stands: bytes
     given: dict[bytes, dict[_Presence, str]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class _Compared:
 
 
 class WeightSums:
-    """Of one run."""
+    """Sums of the weights that the engines of one run hold, compared."""
 
     def __init__(self) -> None:
         self._compared: dict[str, dict[_Key, _Compared]] = {}
@@ -115,7 +115,7 @@ class WeightSums:
         self._held: dict[str, _Held] = {}
         """By engine."""
         self._lives: dict[str, _Presence] = {}
-        """Of engines that are there."""
+        """Stays of the engines that are there, by name."""
         self._heard = itertools.count()
 
     def begins(self, engine: str) -> None:
@@ -130,8 +130,8 @@ class WeightSums:
             self._lives.pop(engine).ends = next(self._heard)
 
     def judge(self, engine: str, version: int, content: bytes, *, given: EngineSum, receipt: bytes) -> SumVerdict:
-        """Of a sum that an engine gives of the version that it loaded; `content`: `weights_hash` of it; `receipt`:
-        `receipt_of` it, which other files do not change."""
+        """Verdict on a sum that an engine gives of the version that it loaded; `content`: `weights_hash` of it;
+        `receipt`: `receipt_of` it, which other files do not change."""
         key = (given.kind, version, content)
         held = _Held(key, receipt, given=given)
         contradicts = self._contradicts(engine, held)
@@ -155,7 +155,7 @@ class WeightSums:
         return self._compare(compared, engine, key, given.sum) or SumVerdict(outcome=outcome)
 
     def _contradicts(self, engine: str, now: _Held) -> SumVerdict | None:
-        """What it said before."""
+        """Refuses an engine whose sum contradicts what it said before; None: it does not."""
         if engine not in self._held:
             return None
         before, version = self._held[engine], self._held[engine].key[1]
@@ -169,7 +169,7 @@ class WeightSums:
         return None
 
     def _compare(self, compared: _Compared, engine: str, key: _Key, given: bytes) -> SumVerdict | None:
-        """With what others gave; None: it serves."""
+        """Compares a sum with what others gave; None: the engine serves."""
         stands = compared.stands
         if given == stands and key[0] in self._agreed:
             return None

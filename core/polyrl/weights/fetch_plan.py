@@ -42,7 +42,7 @@ PEER_AHEAD: Final = 2
 STALL_S: Final = 1.0
 """No neighbour got a new chunk for so long: whoever should have asked for one is late or gone."""
 MAX_RANK: Final = 4
-"""Of all further places: four stalls after the last news anybody may ask."""
+"""Rank that all further places have: four stalls after the last news anybody may ask."""
 ALLOWED_S: Final = 3.0
 """A chunk may take so long whatever the others do: a link of 11 Mbit/s."""
 SLOW_FACTOR: Final = 4.0
@@ -97,7 +97,7 @@ class _Machine:
 
 
 class FetchPlan:
-    """Of the chunks of one version that are not here; a chunk goes by its place in `chunks`."""
+    """Plan of fetching the chunks of one version that are not here; a chunk goes by its place in `chunks`."""
 
     def __init__(
         self, chunks: Sequence[ChunkEntry], me: str = "", now: float = 0.0, machines: Sequence[int] = ()
@@ -281,7 +281,7 @@ class FetchPlan:
         )
 
     def _weights(self, name: str) -> npt.NDArray[np.uint64]:
-        """Of each chunk: whoever has the largest is first to ask for it (rendezvous hashing)."""
+        """Weight of each chunk: whoever has the largest is first to ask for it (rendezvous hashing)."""
         seed = np.uint64(int.from_bytes(digest(name.encode())[:8], "big"))
         mixed = (self._keys ^ seed) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(32)

@@ -64,7 +64,7 @@ class Loan:
     """Where a chunk lies."""
 
     port: int
-    """Of the lending engine, on the host that the sealed connection leads to."""
+    """Port of the lending engine, on the host that the sealed connection leads to."""
     address: int
     size: int
     ticket: int

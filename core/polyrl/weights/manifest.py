@@ -50,7 +50,7 @@ MAX_FILES_BYTES: Final = 32 << 20
 """All small files together: a tokenizer of 256k entries is 20 MB, and the manifest has to fit one frame."""
 
 FIRST_EPOCH: Final = 1
-"""Of a run that was started once."""
+"""Epoch of a run that was started once."""
 NO_TENSOR: Final = "__metadata__"
 """What safetensors calls something else than a tensor."""
 DTYPE_BYTES: Final = {
@@ -95,11 +95,11 @@ class VersionManifest(msgspec.Struct, frozen=True, array_like=True):
     """Version that a delta applies to; None of an anchor."""
     kind: Literal["anchor", "delta"]
     tensors: tuple[TensorEntry, ...]
-    """Of the version, however it travels."""
+    """Tensors of the version, however it travels."""
     chunks: tuple[ChunkEntry, ...]
-    """Of what travels: the tensors themselves, or the delta."""
+    """Chunks of what travels: the tensors themselves, or the delta."""
     files: tuple[FileEntry, ...]
-    """Empty of a delta: it has those of its base."""
+    """Small files; empty of a delta: it has those of its base."""
     base_hash: bytes = b""
     """`manifest_hash` of the base."""
     run_epoch: int = FIRST_EPOCH
@@ -107,12 +107,12 @@ class VersionManifest(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def total_bytes(self) -> int:
-        """Of what travels, without the manifest."""
+        """Bytes of what travels, without the manifest."""
         return sum(chunk.size for chunk in self.chunks)
 
     @property
     def stream_bytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return self.tensors[-1].offset + self.tensors[-1].size if self.tensors else 0
 
 

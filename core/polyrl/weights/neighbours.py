@@ -43,7 +43,7 @@ class _Known:
 
 
 class Neighbours:
-    """Of one agent; others go by the names of their engines."""
+    """Neighbours of one agent; others go by the names of their engines."""
 
     def __init__(self, own: str) -> None:
         self._own = own
@@ -122,6 +122,6 @@ class Neighbours:
             self._unreported.append(name)
 
     def take_liars(self) -> tuple[str, ...]:
-        """Those found since this was asked last."""
+        """Liars found since this was asked last."""
         found, self._unreported = tuple(self._unreported), []
         return found

@@ -14,7 +14,7 @@ from typing import Final
 ANCHOR_EVERY: Final = 16
 """Versions from one anchor to the next at most: a joiner asks for as many manifests."""
 CHAIN_SHARE: Final = 0.5
-"""Of an anchor's bytes that its deltas may have together: so much longer a joiner's way may become."""
+"""Share of an anchor's bytes that its deltas may have together: so much longer a joiner's way may become."""
 SMALLEST: Final = 8 << 20
 """Bytes of tensors below which a version travels in a moment, whatever its form."""
 APPLY_SPEED: Final = 4e9
@@ -29,7 +29,7 @@ class VersionFacts:
 
     stream_bytes: int
     chain: tuple[int, ...] | None
-    """Of each delta since the newest anchor; None where there is none that it could rest on."""
+    """Bytes of each delta since the newest anchor; None where there is none that it could rest on."""
     delta_bytes: int = 0
     """Estimated from a few parts."""
     density: float = 1.0
@@ -82,7 +82,7 @@ def plan_version(facts: VersionFacts, smallest: int = SMALLEST, chosen: bool | N
 
 
 def _copies(share: float, receivers: int) -> float:
-    """That leave the publisher: one at least, where anybody takes it."""
+    """Copies that leave the publisher: one at least, where anybody takes it."""
     return max(min(1, receivers), share * receivers)
 
 
@@ -109,8 +109,8 @@ def chain_of(version: int, bases: Mapping[int, int | None]) -> list[int]:
 
 
 def versions_kept(bases: Mapping[int, int | None], sizes: Mapping[int, int], keep: int, max_bytes: int) -> set[int]:
-    """Of the newest `keep` versions, as far back as they and what they rest on have `max_bytes` together; the newest
-    stays in any case."""
+    """The newest `keep` versions, as far back as they and what they rest on have `max_bytes` together; the newest stays
+    in any case."""
     kept = set[int]()
     for version in sorted(bases, reverse=True)[:keep]:
         more = kept | set(chain_of(version, bases))

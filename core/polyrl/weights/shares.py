@@ -24,11 +24,11 @@ HELD_TO: Final = PART_BYTES
 
 
 class StreamShare(msgspec.Struct, frozen=True):
-    """One machine's, in bytes of the stream."""
+    """One machine's share, in bytes of the stream."""
 
     begin: int
     end: int
-    """Of its tensors."""
+    """Where its tensors begin and end."""
     held: int
     """How far its last piece may reach."""
 

@@ -200,7 +200,7 @@ def check_deltas(deltas: Deltas) -> None:
 
 @lru_cache(maxsize=1)
 def _problem_of(rows: bytes, id_bytes: int, logprob_bytes: int) -> str:
-    """Of a frame's columns; it is asked where a frame is decoded, and again where it is decided."""
+    """What is wrong with a frame's columns, if anything; asked where it is decoded, and again where it is decided."""
     if len(rows) > MAX_ROWS * ROW_DTYPE.itemsize:
         return f"a frame has more than {MAX_ROWS} delta rows"
     if len(rows) % ROW_DTYPE.itemsize or id_bytes % 4 or id_bytes != logprob_bytes:

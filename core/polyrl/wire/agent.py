@@ -31,7 +31,7 @@ def shorten(message: Message, field: str) -> None:
 
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=128)]
-"""Of an engine or a sample; with a longer one a frame is refused."""
+"""Name of an engine or a sample; with a longer one a frame is refused."""
 
 Versions: TypeAlias = Annotated[tuple[int, ...], msgspec.Meta(max_length=256)]
 """Four times as many as the largest allowed staleness lets an engine hold tokens of."""
@@ -87,10 +87,10 @@ class Hello(Message, frozen=True, tag="hello"):
     """Seconds until it ends, if it was given notice: a Leaving may be lost with its connection."""
     leaving_reason: str = ""
     seq: int = -1
-    """Of the newest Deltas before, 0 for none: so the loss of the first one on this connection shows. -1: an agent
-    of an earlier version does not say."""
+    """Number of the newest Deltas before, 0 for none: so the loss of the first one on this connection shows. -1: an
+    agent of an earlier version does not say."""
     receipts: Receipts = {}
-    """Of all versions that it names."""
+    """Receipts of all versions that it names."""
     peer_key: bytes = b""
     """Public half that other agents know it by (see `sealing.PeerKeys`); empty: it gives and takes no chunks."""
     peer_port: int = 0
@@ -100,7 +100,7 @@ class Hello(Message, frozen=True, tag="hello"):
     asleep: bool = False
     """It holds no memory of its device: it sleeps, or was not started yet, and goes on by WakeUp."""
     sum: EngineSum | None = None
-    """Of `weight_version`, as in WeightsLoaded."""
+    """Sum of the weights of `weight_version`, as in WeightsLoaded."""
 
     def __post_init__(self) -> None:
         shorten(self, "leaving_reason")
@@ -153,7 +153,7 @@ class WeightsLoaded(Message, frozen=True, tag="serving"):
     receipt: bytes = b""
     """`weights.receipt_of` what was pulled."""
     bytes_from_peers: int = 0
-    """Of `bytes_pulled`: what other agents gave."""
+    """The part of `bytes_pulled` that other agents gave."""
     liars: Liars = ()
     """Engines whose agents gave it a false chunk since it said so last: the chunk was dropped, and they are asked no
     more."""
@@ -187,7 +187,7 @@ class Asleep(Message, frozen=True, tag="asleep"):
     and serves again after WakeUp, which is answered by WeightsLoaded."""
 
     seconds: float
-    """That it took."""
+    """Seconds that falling asleep took."""
     order: int = 0
     """`GoToSleep.order`; 0: of an agent that knows of no numbers."""
 

@@ -20,7 +20,7 @@ Bits: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Inventory:
-    """bool[chunks] each."""
+    """Chunks that the agent can give, and those that it awaits: bool[chunks] each."""
 
     held: Bits
     coming: Bits
@@ -32,7 +32,7 @@ def encode_inventory(inventory: Inventory) -> bytes:
 
 
 def inventory_bytes(chunks: int) -> int:
-    """Of one about so many chunks."""
+    """Bytes of an inventory about so many chunks."""
     return 1 + 2 * ((chunks + 7) // 8)
 
 

@@ -44,13 +44,13 @@ KEY_BYTES: Final = 16
 NONCE_BYTES: Final = 12
 TAG_BYTES: Final = 16
 LINE_BYTES: Final = 64
-"""Of a processor's cache. The system copies what is sent and received a fifth slower where bytes lie at another place
-within a line than those they are copied to, so all that is sent between chunks fills whole lines."""
+"""Bytes of a line of a processor's cache. The system copies what is sent and received a fifth slower where bytes lie at
+another place within a line than those they are copied to, so all that is sent between chunks fills whole lines."""
 FRAME_BYTES: Final = (1 << 20) - TAG_BYTES
-"""Of content in a sealed frame: AES-GCM is at its full speed, and the frame is still in the processor's cache when it
-is sent, hashed or written."""
+"""Bytes of content in a sealed frame: AES-GCM is at its full speed, and the frame is still in the processor's cache
+when it is sent, hashed or written."""
 LAST_BYTES: Final = 512
-"""That a last frame may have more: the tags of a chunk of `weights.MAX_CHUNK_BYTES`, which make no frame of their
+"""Bytes that a last frame may have more: the tags of a chunk of `weights.MAX_CHUNK_BYTES`, which make no frame of their
 own."""
 
 

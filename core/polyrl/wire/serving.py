@@ -76,11 +76,11 @@ class ServedConnection(Generic[R]):
         self._keys, self._is_own = keys, keys is not None
         self._greeting = b""
         self._length = 0
-        """Of the request that comes next; 0: not known."""
+        """Bytes of the request that comes next; 0: not known."""
         self._asked: deque[tuple[R, bytes]] = deque()
         self._wake = wake
         self._finding: Future[Content | None] | None = None
-        """Of the first that is asked."""
+        """Finds what answers the first request of `_asked`."""
         self._content: Content | None = None
         self._about = b""
         self._frames: deque[tuple[int, int]] = deque()

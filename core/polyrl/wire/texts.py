@@ -136,7 +136,7 @@ class SampleTexts:
         self._asked = 0
 
     def forget(self, groups: Iterable[int]) -> None:
-        """Of these nothing will be asked any more."""
+        """Drops the texts of these groups: nothing will be asked about them any more."""
         for number in groups:
             for sample in tuple(self._names.get(number, ())):
                 self._drop(sample)

@@ -169,7 +169,7 @@ class PublishVersion(Message, frozen=True, tag="publish"):
     vocabulary: int = 0
     """The model's number of tokens; 0: it is not known, and ids are not checked."""
     receipt: bytes = b""
-    """By which engines show that they have pulled it; empty: not known, and they are believed."""
+    """Receipt by which engines show that they have pulled it; empty: not known, and they are believed."""
     positions: int = 0
     """Tokens that the model allows in a context; 0: not known, and the longest that an engine claims is believed."""
     others: tuple[str, ...] = ()
@@ -237,7 +237,7 @@ class TrainerReport(Message, frozen=True, tag="report"):
     samples: tuple[bytes, ...] = ()
     """A few to read, each a line of samples.jsonl, `sample_record.MAX_REPORTED_BYTES` in all at most."""
     engines: tuple[EngineMeasure, ...] = ()
-    """Of a training step."""
+    """Measures of the engines that drew a training step's tokens."""
 
 
 class FinishRun(Message, frozen=True, tag="finish"):
@@ -265,7 +265,7 @@ class HeldGroup(msgspec.Struct, frozen=True, array_like=True):
     complete: bool = False
     """All samples have their verdict, and the group has passed the filter."""
     content: bytes = b""
-    """Of the weights of `max_version`, as in PublishVersion."""
+    """Hash of the weights of `max_version`, as in PublishVersion."""
 
 
 class TrainerWelcome(Message, frozen=True, tag="twelcome"):
@@ -285,7 +285,7 @@ class TrainerWelcome(Message, frozen=True, tag="twelcome"):
     held: tuple[HeldGroup, ...] = ()
     """To a fresh trainer: what its predecessor submitted and did not acknowledge."""
     content: bytes = b""
-    """Of that version's weights, as in PublishVersion."""
+    """Hash of that version's weights, as in PublishVersion."""
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
@@ -318,8 +318,8 @@ class TurnDone(Message, frozen=True, tag="turn"):
 
 
 class TurnsAwaited(Message, frozen=True, tag="awaited"):
-    """Of these turns the verdict is awaited. Sent after a greeting, and again and again; the trainer fetches those that
-    it does not have."""
+    """Turns whose verdict is awaited. Sent after a greeting, and again and again; the trainer fetches those that it
+    does not have."""
 
     turns: tuple[tuple[str, int], ...]
     """Sample and turn."""

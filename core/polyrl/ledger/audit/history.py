@@ -94,7 +94,7 @@ class HistoryProjection:
         """`state`: the ledger's, as it is before the first event that will be projected."""
         self._streams = {number: _under_way(state, number) for number in state.assignments}
         self._assignments: dict[int, dict[str, int]] = {}
-        """Those that run, by group and sample."""
+        """Running assignments, by group and sample."""
         for number, stream in self._streams.items():
             self._assignments.setdefault(_group_of(stream.sample), {})[stream.sample] = number
         self._heard = {name: engine.heard_at for name, engine in state.engines.items()}

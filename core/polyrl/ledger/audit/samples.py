@@ -33,7 +33,7 @@ class AuditedGroup:
     """Without its prompt."""
     prompt_tokens: int
     seen: dict[int, AuditedSample] = field(default_factory=dict)
-    """Those that something happened to, by index: a history may claim any number of samples in a few bytes."""
+    """Samples that something happened to, by index: a history may claim any number of samples in a few bytes."""
     complete: bool = False
     batch: int = -1
 
@@ -44,7 +44,7 @@ class AuditedGroup:
 
     @property
     def versions(self) -> str:
-        """Those that may generate for it, for people."""
+        """Weight versions that may generate for the group, for people."""
         return f"{self.submitted.min_version} to {self.submitted.max_version}"
 
     def sample(self, index: int) -> AuditedSample:

@@ -291,7 +291,7 @@ def foreign(db: sqlite3.Connection) -> str:
 
 
 def _definitions(db: sqlite3.Connection) -> set[tuple[str, ...]]:
-    """Of everything in a file: a received one may have views by our tables' names, which compute for ever."""
+    """Kind, name and SQL of all in a file: a received one may have views by our tables' names, computing for ever."""
     rows = db.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master")
     return {(kind, name, " ".join(sql.split())) for kind, name, sql in rows}
 

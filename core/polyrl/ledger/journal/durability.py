@@ -73,7 +73,7 @@ NEEDS: Final[Mapping[type[ToAgent | ToTrainer], Safety]] = {
 }
 
 ENDS: Final = (Moved, TurnEnded)
-"""With which an assignment ends, and its agent's need to hold what it sent."""
+"""Events with which an assignment ends, and its agent's need to hold what it sent."""
 
 TRAINER_PEER: Final = ""
 """The trainer among the peers; no engine has an empty name."""

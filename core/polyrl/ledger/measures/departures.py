@@ -25,9 +25,9 @@ import msgspec
 from polyrl.wire import EngineMeasure, engine_shares
 
 MIN_ENGINES: Final = 3
-"""Of a cohort: of two that differ, nobody knows which is right."""
+"""Fewest engines of a cohort: of two that differ, nobody knows which is right."""
 MIN_TOKENS: Final = 64
-"""Of an engine in a cohort: below it a mean says little."""
+"""Fewest tokens of an engine in a cohort: below it a mean says little."""
 SPREADS: Final = 5.0
 """Standard deviations, of the fleet's means and of one mean: an honest engine leaves them once in a million steps."""
 MAD_TO_DEVIATION: Final = 1.4826
@@ -46,7 +46,7 @@ class _Measure(NamedTuple):
     floor: float
     """Mean difference, in nats, that no two honest engines have: bfloat16 against float32 gives 0.02."""
     deviation: float
-    """Of single tokens, in nats, at most: by it a mean over few of them is unsure."""
+    """Standard deviation of single tokens, in nats, at most: by it a mean over few of them is unsure."""
 
 
 MEASURES: Final = (_Measure("drift", 0.1, deviation=0.5), _Measure("surprise", 0.2, deviation=2.0))
@@ -70,7 +70,7 @@ class Departed(msgspec.Struct):
 
 
 def departures(rows: Sequence[EngineMeasure]) -> list[Departure]:
-    """Those who depart, each once, the furthest first."""
+    """Departures of engines, one of each, the furthest first."""
     found = sorted(_all_departures(rows), key=lambda one: -one[0])
     shares = engine_shares(rows)
     named: dict[str, Departure] = {}

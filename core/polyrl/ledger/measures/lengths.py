@@ -95,7 +95,7 @@ class LengthTable(msgspec.Struct):
     reached: list[float] = msgspec.field(default_factory=lambda: [0.0] * CLASSES)
     ended: list[float] = msgspec.field(default_factory=lambda: [0.0] * CLASSES)
     turns: int = 0
-    """That have ended."""
+    """Turns that have ended."""
     outlook: Outlook = msgspec.field(default_factory=lambda: _outlook([0.0] * CLASSES, [0.0] * CLASSES))
     """What the counts said at the last multiple of OUTLOOK_TURNS."""
 

@@ -20,7 +20,7 @@ that is silent may hold its device's memory for as long."""
 
 
 class Rest(msgspec.Struct):
-    """Of one engine."""
+    """Where one engine is between awake and asleep, and what it was ordered."""
 
     able: bool = False
     """It takes the orders."""
@@ -33,7 +33,7 @@ class Rest(msgspec.Struct):
 
 
 class RestSeconds(msgspec.Struct):
-    """Of all of them: what was measured, what was ordered, and when waking is looked at again."""
+    """What counts for all such engines: what was measured, what was ordered, and when waking is looked at again."""
 
     sleep_s: float = 0.0
     """From GoToSleep to Asleep; 0: not measured."""

@@ -34,7 +34,7 @@ MAX_REWINDS: Final = 3
 """A sample's tokens are dropped so often for those that an engine says it holds; one that flaps may never send them."""
 
 NO_VERSION: Final = -1
-"""Of an engine that serves nothing, or nothing that it has shown to have pulled."""
+"""Version of an engine that serves nothing, or nothing that it has shown to have pulled."""
 
 MAX_ASSIGNMENT: Final = 1 << 31
 """Half of what a row can name: a peer that claims to hold more must not use the numbers up."""

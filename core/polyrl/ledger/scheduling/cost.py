@@ -45,7 +45,7 @@ SILENT_TIMES: Final = 8.0
 meanwhile is taken back (see `recalls`)."""
 
 NEAREST_AT_HOME: Final = 8
-"""Of the trainer's own engines, the fastest, which are asked what it costs: another would have to read much faster."""
+"""How many of the trainer's own engines, the fastest, are asked for a cost: another would have to read much faster."""
 
 OWN_READ_S: Final = 0.05
 """How often all of them are read for that: each end of a turn is a look, and they end hundreds of samples meanwhile."""
@@ -92,7 +92,7 @@ class PlacementRequest(NamedTuple):
 
 
 def placement_request(state: LedgerState, name: str, now: float) -> PlacementRequest:
-    """That of a live sample."""
+    """The placement request of a live sample."""
     sample = state.samples[name]
     group = state.groups[sample.group].group
     last = next((span for span in reversed(sample.spans) if span.engine), None)
@@ -205,7 +205,7 @@ class HomeTurn(NamedTuple):
     """Until that has read all of it, counted twice as in every cost."""
 
     def until(self, ahead: int) -> float:
-        """With so many that wait before it."""
+        """Seconds until one ends for this sample, with so many that wait before it."""
         return (ahead + 1) * self.end_s
 
 
@@ -299,7 +299,7 @@ class Costs:
         return self.pace(engine).step(engine.expected_running + more) * self._slowdowns[engine.pool]
 
     def pace(self, engine: LeasedEngine) -> speed.Pace:
-        """That of an engine, measured or assumed."""
+        """Pace of an engine, measured or assumed."""
         pace = self._paces.get(engine.name)
         if pace is None:
             pace = speed.pace_of(engine, self._mean)

@@ -95,7 +95,7 @@ class Room:
     def __init__(self, transition: Transition) -> None:
         self._transition, self._keeping = transition, Keeping(transition)
         self.share = Share()
-        """Of engines with the newest weights, see `arrivals`."""
+        """What an engine with the newest weights may be given now, see `arrivals`."""
         self.awaited = Counter[str]()
         """Samples that are better off waiting for an engine that has its share already."""
         self.asks = 0

@@ -123,7 +123,7 @@ def held_until(engine: LeasedEngine) -> float:
 
 
 def _sharing(transition: Transition) -> Iterator[LeasedEngine]:
-    """Those on the trainer's devices that can sleep; of another pool none can, whatever it says."""
+    """Engines on the trainer's devices that can sleep; of another pool none can, whatever it says."""
     return (engine for engine in transition.fleet.reserved() if engine.rest.able)
 
 

@@ -114,8 +114,8 @@ def opens_in(state: LedgerState, engine: LeasedEngine, now: float) -> float:
 
 
 def _groups_to_come(state: LedgerState) -> int:
-    """Of the step that trains: of what was delivered the newest, else the earliest one, with what an earlier one left
-    over. What is generated ahead of it is learned another time."""
+    """How many groups the step that trains still gets: the newest step of which some were delivered, else the earliest,
+    with what an earlier one left over. What is generated ahead of it is learned another time."""
     steps = [step for step in state.steps.values() if step.purpose is Purpose.TRAIN]
     delivered = max((step.step for step in steps if step.packed), default=-1)
     earliest = min((step.step for step in steps if step.ready or step.open), default=-1)
@@ -175,7 +175,7 @@ def waking_pays(transition: Transition, wanted: BatchRequest, asleep: Sequence[L
 
 
 def _able(state: LedgerState, now: float) -> list[LeasedEngine]:
-    """Those that generate now, or will in a moment."""
+    """Engines that generate now, or will in a moment."""
     able = [engine for engine in state.engines.values() if engine.version >= 0 or _is_waking(engine, now)]
     return [one for one in able if not (one.draining or one.silent) and one.quarantined_until <= now]
 
@@ -202,7 +202,7 @@ def _needs(
 
 
 def _groups_of(state: LedgerState, wanted: BatchRequest) -> list[GroupState]:
-    """Those of its step that were not delivered, and what an earlier step left over, which is trained with it. All are
+    """Groups of its step that were not delivered, and what an earlier step left over, which is trained with it. All are
     found before what is kept for a checkpoint is read, of which there may be many times more: that is older."""
 
     def is_meant(step: int, purpose: Purpose) -> bool:
@@ -214,7 +214,7 @@ def _groups_of(state: LedgerState, wanted: BatchRequest) -> list[GroupState]:
 
 
 def _some_open(groups: Sequence[GroupState], now: float) -> tuple[list[GroupState], int]:
-    """Those that are not ready; of many every so many-th, as said beside them, and other ones at the next look."""
+    """Groups that are not ready; of many every so many-th, as said beside them, and other ones at the next look."""
     still_open = [entry for entry in groups if not entry.ready]
     stride = len(still_open) // GROUPS_READ + 1
     return still_open[int(now / REPLAN_S) % stride :: stride], stride
