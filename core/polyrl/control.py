@@ -94,10 +94,10 @@ class History(_Body, frozen=True):
     resumed: bool
     """The run is older: the manager was started again, and what was before lies with the trainer."""
     rows: tuple[MetricsRow, ...]
-    """Of a long run every second of the older ones, again and again."""
+    """Rows of metrics. Of the older rows of a long run only every second one is kept, again and again."""
     events: tuple[FleetEvent, ...]
     seconds: dict[Pool, float]
-    """That machines were held since then, by what they are paid as."""
+    """Seconds that machines were held since then, by what they are paid as."""
     machines: dict[Pool, int]
     """Held now."""
 

@@ -34,7 +34,7 @@ MAX_UNREADABLE: Final = 10_000
 a file of nothing but line ends, some kilobytes of an archive, has a thousand million."""
 
 MAX_FILE_ROWS: Final = 500_000
-"""Of a file: a run of a hundred thousand steps has fewer, and Python makes half a kilobyte of a row of forty bytes."""
+"""Most rows of a file: a run of 100,000 steps has fewer, and Python makes half a kilobyte of a row of forty bytes."""
 
 
 def rows_of(lines: Iterable[bytes], decode: Callable[[bytes], T], where: str) -> Iterator[T]:

@@ -83,9 +83,9 @@ class AgentKeys(_Keys, frozen=True):
     trainer_public_key: str
     """The publisher's CURVE server key."""
     engine: str = ""
-    """Whom it may speak for; empty in the run's own file, from which agents' are made."""
+    """Engine that an agent may speak for; empty in the run's own file, from which agents' are made."""
     proof: str = ""
-    """That it may (see `wire.engine_identity`)."""
+    """Proof that the agent may speak for it (see `wire.engine_identity`)."""
 
 
 class OperatorKeys(_Keys, frozen=True):

@@ -98,7 +98,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
     """A turn ends right after one of these; the token is kept."""
     seed: int | None = None
-    """Of the whole group, for draws that can be repeated; see `sample_seed`."""
+    """Seed of the whole group, for draws that can be repeated; see `sample_seed`."""
     stop: tuple[str, ...] = ()
     """A turn ends right after the token that completes one of these; all its tokens are kept. Engines know tokens only:
     the agent beside one reads its text, by the `tokenizer.json` that comes with the weights."""

@@ -22,13 +22,13 @@ SAMPLES: Final = "samples.jsonl"
 MAX_REPORTED: Final = 8
 """Samples of one step or one evaluation that a manager is sent, to be read while the run goes on."""
 MAX_REPORTED_BYTES: Final = 64 << 10
-"""Of them together: a thousandth of what a frame may hold."""
+"""Most bytes of these samples together: a thousandth of what a frame may hold."""
 MAX_RECORD_BYTES: Final = 16 << 20
-"""Of a row: a prompt and a response of a million tokens have half as many. A file from elsewhere may be one row."""
+"""Most bytes of a row: a million tokens of prompt and response have half. A file from elsewhere may be one row."""
 MAX_RECORD_NUMBERS: Final = 1_000
-"""That a reward function names of one sample, or versions that it went through."""
+"""Most numbers that a reward function names of one sample, and most versions that it went through."""
 MAX_SAMPLE_NUMBERS: Final = 5_000_000
-"""Of a file: ten of each row, of which there are 500,000; a gigabyte once they are read."""
+"""Most numbers of a file: ten of each row, of which there are 500,000; a gigabyte once they are read."""
 
 
 class Chosen(StrEnum):

@@ -111,7 +111,7 @@ class StepValue(StrEnum):
     REWARD = "reward"
     """Mean of the step's samples."""
     LARGEST_ENGINE_SHARE = "largestEngineShare"
-    """Of the step's trained tokens, by the engine that drew most of them."""
+    """Share of the step's trained tokens that one engine drew, the one that drew most of them."""
     EXACT_MATCH = "exactMatch"
     """Exact match of the last evaluation."""
 
@@ -182,10 +182,10 @@ class ManagerStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Newest published."""
     trainer_connected: bool = False
     fetches: Annotated[tuple[FetchStatus, ...], msgspec.Meta(max_length=MAX_FETCHES)] = ()
-    """Of the trainer's pods that fetch their model, or have since a trainer last greeted; the newest news last."""
+    """Model fetches of the trainer's pods: under way, or since a trainer last greeted; the newest news last."""
     engines: Annotated[tuple[EngineStatus, ...], msgspec.Meta(max_length=MAX_ENGINES)] = ()
     engines_lost: _Count = 0
-    """Whose lease ran out or whose connection ended without a Deregister."""
+    """Engines whose lease ran out or whose connection ended without a Deregister."""
     samples: SampleCounts = SampleCounts()
     tokens: TokenCounts = TokenCounts()
     delta_bytes: _Count = 0

@@ -30,14 +30,14 @@ EVERYWHERE: Final = "*"
 LOOPBACK: Final = "127.0.0.1"
 
 EXCHANGE_LEAST_BYTES: Final = 32 << 20
-"""Of all that rollouts together have to get of a version: the trainer sends it in a third of a second by a link of
-1 Gbit/s, and to ask each other costs about as long."""
+"""Bytes that rollouts have to get of a version, all together, for them to ask each other: the trainer sends as much in
+a third of a second by a link of 1 Gbit/s, and to ask each other costs about as long."""
 
 MANAGER_GRACE_S: Final = 3.0
 """The manager holds nothing that outlives its run; it only says goodbye."""
 
 TRAINER_END_S: Final = 5
-"""Of a trainer's grace, for what follows its last checkpoint: goodbye to the manager, and sinks."""
+"""Seconds of a trainer's grace for what follows its last checkpoint: goodbye to the manager, and sinks."""
 
 POD_MAX_MANAGER_OUTAGE_S: Final = 1800.0
 """How long a trainer's pod bears the manager's absence: an autoscaler takes up to 900 s for a node, perhaps twice."""
@@ -131,7 +131,7 @@ class Pods:
     index: str = ""
     """Which one of the trainer's pods it is."""
     job_uid: str = ""
-    """Of the object on the cluster."""
+    """UID of the object on the cluster."""
     first_trainer: str = ""
     """HOST:PORT by which the trainer's other pods find its first one."""
 
@@ -157,7 +157,7 @@ class RunLocation:
 
     @property
     def run_name(self) -> str:
-        """Of no other run of this manifest."""
+        """A name that no other run of this manifest has."""
         return self.pods.job_uid if self.pods else posixpath.basename(self.run)
 
     @property

@@ -51,11 +51,11 @@ class SavePace:
     saves: Sequence[MeasuredSave] = ()
 
     def after(self, save: MeasuredSave) -> SavePace:
-        """With one more."""
+        """These saves and one more; only the newest are kept."""
         return SavePace((*self.saves, save)[-MEASURED_SAVES:])
 
     def seconds(self, size: int) -> float | None:
-        """That so many bytes take at the slowest of these speeds; None before the first save."""
+        """Seconds that so many bytes take at the slowest of these speeds; None before the first save."""
         return max((one.seconds / max(1, one.size) * size for one in self.saves), default=None)
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class AcceptedReason(StrEnum):
-    """Of the condition Accepted."""
+    """Reasons of the condition Accepted."""
 
     VALID = "Valid"
     """The job is understood, and the API server takes its pods."""
@@ -28,7 +28,7 @@ class AcceptedReason(StrEnum):
 
 
 class ScalingReason(StrEnum):
-    """Of the condition ScalingActive."""
+    """Reasons of the condition ScalingActive."""
 
     MEASURED = "Measured"
     """Steps are measured, and their gap moves the number."""
@@ -47,7 +47,7 @@ class ScalingReason(StrEnum):
 
 
 class FailureReason(StrEnum):
-    """Of the condition Failed, where the trainer's Job gives none."""
+    """Reasons of the condition Failed, where the trainer's Job gives none."""
 
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     """The job ran longer than its activeDeadlineSeconds."""
@@ -56,7 +56,7 @@ class FailureReason(StrEnum):
 
 
 class ConditionReason(StrEnum):
-    """Of the other conditions, in the order in which the reference lists these."""
+    """Reasons of the other conditions, in the order in which the reference lists those conditions."""
 
     FINISHED = "Finished"
     """The job has ended."""
@@ -127,7 +127,7 @@ class ConditionReason(StrEnum):
 
 
 class EventReason(StrEnum):
-    """Of the events on a job, in the order in which the reference lists them."""
+    """Reasons of the events on a job, in the order in which the reference lists them."""
 
     ACCEPTED = "Accepted"
     """The job is understood, and the API server takes its pods."""

@@ -25,9 +25,9 @@ class Memory(StrEnum):
     """What sleeps and wakes by itself, by SGLang's tags."""
 
     WEIGHTS = "weights"
-    """Of the model."""
+    """The model's weights."""
     KEYS_AND_VALUES = "kv_cache"
-    """Of all requests, and what prompts share."""
+    """Keys and values of all requests, and what prompts share."""
     GRAPHS = "cuda_graph"
     """What captured kernels read."""
 
@@ -90,7 +90,7 @@ ControlOrder: TypeAlias = Serve | Pause | Continue | Sleep | Wake | LoadVersion 
 
 @dataclass(frozen=True)
 class ServerState:
-    """Of a server that has just started: it serves no version yet."""
+    """State of a server; by default of one that has just started: it serves no version yet."""
 
     requests: bool = False
     """Some are in it, running or waiting."""

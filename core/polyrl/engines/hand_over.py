@@ -16,7 +16,7 @@ from typing import Final
 from polyrl.manifest.spec import ReservedSleep
 
 MARGIN_SHARE: Final = 0.05
-"""Of the GPU: allocators do not use every hole, and the next batch may be longer than all before."""
+"""Share of the GPU left free: allocators do not use every hole, and the next batch may be longer than all before."""
 
 LEAST_ENGINE_BYTES: Final = 2 << 30
 """Less in other processes is contexts of theirs and ours, and no engine that is awake: its keys and values alone take
@@ -44,7 +44,7 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class HandOverPlan:
-    """Of the next batch."""
+    """How the learner's GPU is handed over for the next batch."""
 
     alone: bool
     """Engines on the GPU sleep before it comes."""

@@ -18,7 +18,7 @@ class ServerLink:
 
 
 LOADED_IN = dict(os.environ)
-"""Of this process, or of the one that it was forked from, since a fork keeps it."""
+"""Environment of this process, or of the one that it was forked from, since a fork keeps it."""
 
 _kept: list[ServerLink] = []
 

@@ -22,7 +22,7 @@ class RunCost(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     total: float
     by_pool: dict[Pool, float]
     seconds: dict[Pool, float]
-    """That machines were held, those without a price as well."""
+    """Seconds that machines were held, those without a price as well."""
 
     def words(self) -> str:
         """`12.34 USD (spot 10.00, reserved 2.34)`, and what is not in it."""
@@ -33,7 +33,7 @@ class RunCost(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 def run_cost(prices: PricingSpec, seconds: Mapping[Pool, float]) -> RunCost | None:
-    """None where nothing that was held has a price."""
+    """What a run has cost; None where nothing that was held has a price."""
     shares = spent(prices, seconds)
     if not shares:
         return None
@@ -44,7 +44,7 @@ def run_cost(prices: PricingSpec, seconds: Mapping[Pool, float]) -> RunCost | No
 
 
 def prices_in(job: Mapping[str, Any]) -> PricingSpec:
-    """Of a manifest from elsewhere; none where it names none that can be read."""
+    """Prices in a manifest from elsewhere; none where it names none that can be read."""
     try:
         return PricingSpec.model_validate(object_in(object_in(job, "spec"), "pricing"))
     except ValidationError:
@@ -52,7 +52,7 @@ def prices_in(job: Mapping[str, Any]) -> PricingSpec:
 
 
 def price_per_hour(prices: PricingSpec, pool: Pool) -> float | None:
-    """Of one machine; None where the manifest names none."""
+    """Price of one machine for an hour; None where the manifest names none."""
     named = {
         Pool.RESERVED: prices.reserved_per_hour,
         Pool.SPOT: prices.spot_per_hour,

@@ -42,7 +42,7 @@ class ModelOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     step: int
     """Whole steps of `stage` that these weights have seen."""
     groups: int = 0
-    """Of the step after it that they have seen as well."""
+    """Groups of the step after `step` that these weights have seen as well."""
     seed: int
     chat: bool
     """Prompts went through the chat template; else they began the text as they were."""
@@ -75,7 +75,7 @@ def model_origin(job: PolyRLJob, stage: str, step: int, *, chat: bool, version: 
 
 
 def base_model(model: ModelSpec) -> str:
-    """Its name for strangers."""
+    """The base model's name for strangers."""
     if model.path is None:
         return f"a fresh {(model.config or {}).get('model_type', 'model')} with random weights"
     return model.path if HUB_ID.fullmatch(model.path) else PurePath(model.path).name or "a folder"

@@ -17,9 +17,9 @@ TRAINED_PHASES: Final = ("rl", "offline-rl")
 REWARD_PREFIX: Final = "reward/"
 EVALUATION_PREFIX: Final = "eval/"
 STATISTICS: Final = ("mean", "std", "min", "max")
-"""Of the reward; other names after the prefix are the reward function's own."""
+"""Statistics of the reward; other names after the prefix are the reward function's own."""
 COUNTS: Final = ("scored", "unscored")
-"""Of an evaluation's samples; no result."""
+"""Counts of an evaluation's samples; they are no result."""
 SHARE_OF_STEPS: Final = 10
 """First and last are means over this part of the steps: one step of a few prompts is mostly chance."""
 MOST_STEPS: Final = 10

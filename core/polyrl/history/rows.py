@@ -22,23 +22,23 @@ class MetricsRow(msgspec.Struct, frozen=True):
 
 
 LARGEST: Final = 1e15
-"""Of counts and of seconds; a file from elsewhere may hold numbers of any length."""
+"""Largest count, and most seconds; a file from elsewhere may hold numbers of any length."""
 
 LARGEST_VALUE: Final = 1e250
-"""Of what is drawn: sums and differences of many such values are still numbers."""
+"""Largest value that is drawn: sums and differences of many such values are still numbers."""
 
 LONG_VALUE: Final = 1e6
 """From here on three decimals say nothing, and up to 250 digits before them fill a line."""
 
 MAX_ROW_BYTES: Final = 1 << 20
-"""Of a row, which has some hundred numbers: Python makes twenty times as much of the lists that one may hold."""
+"""Most bytes of a row, which has some hundred numbers: Python makes twenty times as much of the lists one may hold."""
 
 MAX_METRIC_NUMBERS: Final = 20_000_000
-"""Of a file: a hundred of each step for two hundred thousand steps, three gigabytes once they are read."""
+"""Most numbers of a file: a hundred of each step for 200,000 steps, three gigabytes once they are read."""
 
 
 def value_text(value: float) -> str:
-    """With three decimals, where that takes a few characters."""
+    """Text of a value, with three decimals where that takes a few characters."""
     return f"{value:.3g}" if abs(value) >= LONG_VALUE else f"{value:.3f}"
 
 

@@ -10,7 +10,7 @@ MALFORMED: Final = "aiohttp.http_exceptions"
 
 
 class _Counted(logging.Filter):
-    """Of records about such requests the first passes, the second, the fourth, the eighth..., as a count."""
+    """Passes the first, second, fourth, eighth... record about malformed requests, each as a count of all so far."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,14 +27,14 @@ BOTTOM: Final = 34
 """Room for labels around the axes."""
 LEGEND_ROW: Final = 12
 LABEL_CHARS: Final = 24
-"""Of a worker's name beside its row."""
+"""Most characters of a worker's name beside its row."""
 COLORS: Final = ("#2563eb", "#059669", "#d97706", "#64748b", "#9333ea", "#db2777")
 LOSS_COLOR: Final = "#dc2626"
 STARTING_COLOR: Final = "#cbd5e1"
 SERVING_COLOR: Final = "#2563eb"
 GRID_COLOR: Final = "#e5e7eb"
 MAX_POINTS: Final = 400
-"""Of one line: more than a picture has columns for. Longer runs are drawn as means of neighbouring steps."""
+"""Most points of a line, more than a picture has columns for. Longer runs are drawn as means of neighbouring steps."""
 SMOOTHED_FROM: Final = 20
 """Points from which on a moving average is drawn above the single ones."""
 SMOOTHING_SHARE: Final = 20
@@ -97,7 +97,7 @@ class Axes:
             self._parts.append(f'<circle cx="{self.x(step):.1f}" cy="{self.y(value):.1f}" r="2.5" fill="{color}"/>')
 
     def bar(self, row: int, since: float, until: float, color: str) -> None:
-        """Of the row's height, from `since` to `until`."""
+        """Draws a bar, nearly as high as its row, from `since` to `until`."""
         top, bottom = self.y(row + 0.15), self.y(row + 0.85)
         width = max(0.5, self.x(until) - self.x(since))
         place = f'x="{self.x(since):.1f}" y="{min(top, bottom):.1f}"'

@@ -30,11 +30,11 @@ ANATOMY: Final = {
 }
 """What an RL step's seconds add up of."""
 SHOWN_SAMPLES: Final = 24
-"""Of training, and of evaluation: enough to read for a while."""
+"""Samples shown of training, and as many of evaluation: enough to read for a while."""
 SHOWN_LOSSES: Final = 100
 """The newest ones: a page that people can read, of a run that loses thousands."""
 MAX_TEXT_CHARS: Final = 8000
-"""Of one text: with SHOWN_SAMPLES of them the page stays below a megabyte. `polyrl samples --full` shows all."""
+"""Most characters of a text: SHOWN_SAMPLES texts keep the page below a megabyte. `polyrl samples --full` shows all."""
 MAX_NAME_CHARS: Final = 40
 
 

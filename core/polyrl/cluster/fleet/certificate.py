@@ -16,7 +16,7 @@ from polyrl.cluster.resources.fixed import manager_hosts
 from polyrl.worker import Role
 
 LIFE_S: Final = 14 * 86_400.0
-"""Of a certificate of a manager: what was read from a lost node is worth nothing after it."""
+"""Seconds that a manager's certificate is valid: what was read from a lost node is worth nothing after them."""
 
 SKEW_S: Final = 86_400.0
 """How far behind ours a node's clock may be: certificates begin by so much earlier."""

@@ -22,7 +22,7 @@ from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.state import LastSeenPod
 
 MAX_DIGITS: Final = 10
-"""Of a number that a pod shows: whoever may annotate pods may write any, and statuses hold 64 bits."""
+"""Most digits of a number that a pod shows: whoever may annotate pods may write any, and statuses hold 64 bits."""
 
 
 class LossCounter(StrEnum):

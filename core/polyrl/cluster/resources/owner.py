@@ -122,7 +122,7 @@ def _written(spec: JobSpec, role: Role) -> dict[str, Any]:
 
 
 def some(part: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Those of the keys that are there."""
+    """The entries of `part` under `keys`, as far as they are there."""
     return {key: part[key] for key in keys if key in part}
 
 

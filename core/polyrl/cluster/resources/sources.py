@@ -40,7 +40,7 @@ def source_volumes(recipe: RecipeSpec) -> tuple[pod.Mounted, ...]:
 
 
 def source_environment(recipe: RecipeSpec) -> dict[str, str]:
-    """By which the trainer finds them."""
+    """Variables by which the trainer finds its model and its rows."""
     found = {}
     if recipe.model.source is not None and recipe.model.source.is_claimed:
         found[MODEL_CLAIM] = names.MODEL_DIR

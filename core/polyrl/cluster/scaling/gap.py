@@ -72,7 +72,7 @@ class FleetSize:
     last_change: int = 0
     """By how many the newest change raised their number; 0: there was none."""
     num_on_demand: int = 0
-    """Of now, for the budget."""
+    """On-demand rollouts that exist now, for the budget."""
     cooled: bool = True
     """The newest change is longer ago than the cooldown."""
 
@@ -124,7 +124,7 @@ def sizing(
 
 
 def new_steps(steps: Sequence[FinishedStep], last: int) -> Sequence[FinishedStep]:
-    """Those after step `last`. A trainer that went back to a checkpoint does steps again; a newest step before `last`
+    """Steps after step `last`. A trainer that went back to a checkpoint does steps again; a newest step before `last`
     shows that."""
     if not steps or steps[-1].step == last:
         return ()

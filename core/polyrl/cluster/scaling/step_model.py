@@ -27,10 +27,10 @@ import numpy as np
 from polyrl.status import FinishedStep
 
 NOISE: Final = 0.08
-"""Of a step's seconds, as a part of them: prompts differ."""
+"""Noise of a step's seconds, as a part of them: prompts differ."""
 
 REPORT_ERROR: Final = 0.25
-"""Of the reported b, as a part of it: what a ledger of known engines was seen to miss by where samples wait."""
+"""Error of the reported b, as a part of it: what a ledger of known engines was seen to miss by where samples wait."""
 
 LEAST_ERROR: Final = 0.02
 """The same as a part of all work: a b of 0 is not exact either."""
@@ -44,14 +44,14 @@ REMEMBERED_STEPS: Final = 16
 had trebled."""
 
 USUAL_STEPS: Final = 5
-"""Of so many the median says what a step takes: one step in ten that takes several times as long, or in which training
-takes half, moves nothing. What lasts is answered two steps later."""
+"""Newest steps whose median says what a step takes: one step in ten that takes several times as long, or in which
+training takes half, moves nothing. What lasts is answered two steps later."""
 
 FAR: Final = 3.0
 """Distance from the fit, in units of noise, from which on a step counts less than half."""
 
 ROUNDS: Final = 5
-"""Of weighing steps by their distance from the fit and fitting them again; further ones change little."""
+"""Rounds of weighing steps by their distance from the fit and fitting them again; further ones change little."""
 
 LEAST_STEP_GAIN: Final = 0.2
 """Growing by 1 % must shorten the step by 0.2 %, else it does not pay: the shared work must be a fifth of the step."""
@@ -77,7 +77,7 @@ class StepModel:
     shared_s: float
 
     def seconds(self, engines: float) -> float:
-        """With that many."""
+        """Seconds of generation with that many engines."""
         return self.fixed_s + self.shared_s / engines if engines > 0 else math.inf
 
     def through(self, *steps: FinishedStep) -> StepModel:
@@ -96,12 +96,12 @@ class StepModel:
 
 
 def is_measure(step: FinishedStep) -> bool:
-    """Whether it says what engines are worth."""
+    """Whether a step says what engines are worth."""
     return step.steady and step.engines >= FEWEST and step.rollout_seconds >= SHORTEST_S
 
 
 def measures(steps: Sequence[FinishedStep]) -> list[FinishedStep]:
-    """Of them, and not of long ago."""
+    """Those of `steps` that say what engines are worth (see `is_measure`), without steps of long ago."""
     return [one for one in steps if is_measure(one) and one.step > steps[-1].step - REMEMBERED_STEPS]
 
 
