@@ -117,7 +117,7 @@ class Operator:
         self.options, self.requests = options, requests
         self.clock = ClusterClock()
         self.reviews = Client(api, clock=self.clock)
-        """Of a standby as well."""
+        """Asks for reviews, in a standby as well."""
         self.leader = Leader(
             Client(api, clock=self.clock),
             options.lease_namespace,

@@ -37,7 +37,7 @@ QUEUE_S: Final = 120.0
 """Longest time in which no job is taken up though some wait, while this replica leads."""
 
 CONNECTION_S: Final = 10.0
-"""Of one connection, from its accept to its answer; ours take milliseconds."""
+"""Longest time of one connection, from its accept to its answer; ours take milliseconds."""
 
 MAX_CONNECTIONS: Final = 64
 """A kubelet, a few scrapers and people with curl."""

@@ -35,11 +35,11 @@ class Direction(StrEnum):
     """Which messages a partition loses, as the agent sees it."""
 
     BOTH = "both"
-    """Those of either way."""
+    """Messages of either way."""
     IN = "in"
-    """Those that the manager sends to it."""
+    """Messages that the manager sends to the agent."""
     OUT = "out"
-    """Those that it sends."""
+    """Messages that the agent sends."""
 
 
 class Target(StrEnum):

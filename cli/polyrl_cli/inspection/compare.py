@@ -22,7 +22,7 @@ from polyrl_cli.report.terminal import terminal
 
 ABSENT: Final = "-"
 CELL_CHARS: Final = 1000
-"""Of one value, some lines of a terminal; --json has all."""
+"""Characters shown of one value, some lines of a terminal; --json has all."""
 
 Row = tuple[str, list[str]]
 """A label, and one value per run."""

@@ -150,7 +150,7 @@ class _Life:
 
 
 def _of_others(event: HistoryEvent, learned: bool, step: int) -> list[str]:
-    """Of its group, its batch and its engines."""
+    """What the event says of the sample's group, its batch and its engines."""
     match event:
         case f.EngineDeparted() if event.step == step:
             return [_departed(event)]

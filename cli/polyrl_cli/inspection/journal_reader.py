@@ -32,7 +32,7 @@ UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 """What SQLite raises on a damaged file; its own words about damage may be no text."""
 
 STEPS_PER_BYTE: Final = 10
-"""Of SQLite's machine, for each byte of the file: a row takes about ten, and has ten bytes at least."""
+"""Steps of SQLite's machine for each byte of the file: a row takes about ten, and has ten bytes at least."""
 
 FREE_STEPS: Final = 10_000_000
 """For a small file, a second's worth."""
@@ -44,7 +44,7 @@ MIN_VALUE_BYTES: Final = 1 << 20
 """A file's size bounds its values; SQLite counts our own query as one."""
 
 STEPS_OF_MIGRATION: Final = 4
-"""So many times those of a query: each table is read, and rows are written again."""
+"""Times the steps of a query that a migration may take: each table is read, and rows are written again."""
 
 WRONG_VALUES: Final = (ProtocolError, ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
 """What decoding raises on a damaged row, whose columns may even have other types, and bringing an older one forward."""

@@ -54,7 +54,7 @@ def read_samples(folder: RunFolder) -> list[SampleRecord]:
 
 
 def find(rows: Sequence[SampleRecord], query: SampleQuery) -> list[SampleRecord]:
-    """Those asked for, all of them. Raises UserError naming what there is when there are none."""
+    """All samples that were asked for. Raises UserError naming what there is when there are none."""
     if not rows:
         raise UserError(
             "no sample was kept yet: a run keeps some with its first evaluation or RL step, if recipe.logging.samples "

@@ -33,11 +33,11 @@ class LocalRunState(StrEnum):
 
 
 MAX_LEVELS: Final = 64
-"""Of a file of a run, which may be anybody's; a manifest has 14."""
+"""Levels of nesting in a file of a run, which may be anybody's; a manifest has 14."""
 MAX_SETTINGS: Final = 5_000
 """Values of a manifest, which has some hundred; YAML takes a sixth of a millisecond to write one."""
 MAX_PATH_CHARS: Final = 512
-"""Of all keys above a setting together, by which it is named: a label's own has 317."""
+"""Characters of all keys above a setting together, by which it is named: a label's own has 317."""
 TRAINER_OUTCOMES: Final = {"done": LocalRunState.SUCCEEDED, "stopped": LocalRunState.INTERRUPTED}
 
 

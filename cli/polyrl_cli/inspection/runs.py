@@ -85,7 +85,7 @@ def short_path(root: Path, here: Path) -> str:
 
 
 def steps_text(one: RunFacts) -> str:
-    """Of the stage that it is in: `rl 120/120`."""
+    """Steps of the stage that the run is in: `rl 120/120`."""
     stages = [stage for stage in one.wanted if one.steps.get(stage)] or list(one.wanted)[:1]
     return "".join(f"{stage} {one.steps.get(stage, 0)}/{one.wanted[stage]}" for stage in stages[-1:])
 

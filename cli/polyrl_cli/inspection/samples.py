@@ -21,7 +21,7 @@ from polyrl_cli.local.run_folder import find_run
 from polyrl_cli.report.terminal import terminal
 
 SHOWN_CHARS: Final = 1200
-"""Of one text on a terminal, about fifteen lines, so that several samples fit a screen or two."""
+"""Characters shown of one text, about fifteen lines of a terminal, so that several samples fit a screen or two."""
 LINE_CHARS: Final = 60
 """A text so short stands beside its name."""
 INDENT: Final = (0, 0, 0, 2)

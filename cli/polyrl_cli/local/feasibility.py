@@ -23,7 +23,7 @@ from polyrl_cli.manifests.model_size import config_fields, num_parameters
 from polyrl_cli.manifests.yaml_source import ManifestFault
 
 CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Of a container, version 2 and 1."""
+"""Files that hold a container's limit of memory, of cgroups version 2 and 1."""
 
 CPU_ENGINE: Final = "SGLANG_USE_CPU_ENGINE"
 """Environment variable by which SGLang runs on the CPU."""

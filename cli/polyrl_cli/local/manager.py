@@ -39,7 +39,7 @@ RETRY_S: Final = 0.5
 
 
 def manager_of(folder: RunFolder) -> LocalManager:
-    """That of a live run. Raises UserError where the folder is not wholly this account's own: it would name an address
+    """Manager of a live run. Raises UserError where the folder is not wholly this account's: it would name an address
     of somebody else's liking, and a link for a key would hand a token over; FileNotFoundError before there is one."""
     require_own(folder.root, folder.lock, folder.endpoints.parent, folder.endpoints)
     endpoints = parse_endpoints(folder.endpoints.read_bytes(), str(folder.endpoints))

@@ -14,9 +14,9 @@ from polyrl.errors import UserError
 
 OWNER_ONLY: Final = 0o700
 OTHERS_NOTHING: Final = 0o077
-"""As umask, of all that a runner starts."""
+"""The umask of all that a runner starts."""
 WANDB_LOG_LINK: Final = "wandb/*/logs/debug-core.log"
-"""Of a run's folder."""
+"""Pattern of W&B's link to its log, within a run's folder."""
 
 
 def take_over(root: Path) -> None:

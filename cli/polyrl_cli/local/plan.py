@@ -60,7 +60,7 @@ def _all_known(
 
 
 def _memory_here() -> int:
-    """Of the smallest GPU that a run here may use."""
+    """Bytes of memory of the smallest GPU that a run here may use."""
     known = [gpu.memory_bytes for gpu in gpus_here().gpus if gpu.memory_bytes is not None]
     if not known:
         raise UserError("this machine shows no GPU to plan on; name one: --gpu H100-80GB, or its memory: --gpu 80Gi")

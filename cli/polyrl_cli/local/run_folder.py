@@ -42,7 +42,7 @@ NAMED_RUNS: Final = 3
 OLDER_JOURNAL: Final = "journal-of-epoch-"
 
 MAX_DIGITS: Final = 10
-"""Of an epoch in a file's name; Python refuses to read numbers of thousands."""
+"""Digits of an epoch in a file's name; Python refuses to read numbers of thousands."""
 
 TRACEBACK: Final = "Traceback (most recent call last):"
 
@@ -51,11 +51,11 @@ TAIL_BYTES: Final = 16384
 
 ODD_FILE: Final = "a link or a pipe, which no run makes; delete it if the folder is not yours"
 READ_BYTES: Final = 1 << 30
-"""Of a file of rows: those of a million steps. One without content may claim any size."""
+"""Bytes read of a file of rows: those of a million steps. One without content may claim any size."""
 VALUE_BYTES: Final = 16 << 20
-"""Of a file that is one value, as a manifest: of lists within lists Python makes twenty times as much."""
+"""Bytes read of a file that is one value, as a manifest: of lists within lists Python makes twenty times as much."""
 JOB_BYTES: Final = 1 << 20
-"""Of a manifest: a ConfigMap, by which a cluster hands it on, holds no more."""
+"""Bytes read of a manifest: a ConfigMap, by which a cluster hands it on, holds no more."""
 BESIDE_JOURNAL: Final = ("-wal", "-shm", "-journal")
 """What SQLite reads with a journal, when it is there."""
 STATE: Final = "state.json"
@@ -264,8 +264,8 @@ def _next_epoch(folder: RunFolder, last: int) -> int:
 
 
 def _write_epoch(path: Path, run_epoch: int) -> None:
-    """As a whole, and on the disk before anybody is of this epoch: after a power cut an empty count would end the run,
-    an older one would have a later epoch's files set aside under an earlier one's name."""
+    """Writes the count as a whole, on the disk before anybody is of this epoch: after a power cut an empty one would
+    end the run, an older one would have a later epoch's files set aside under an earlier one's name."""
     fresh = path.with_name(f".{path.name}")
     with fresh.open("w") as file:
         file.write(f"{run_epoch}\n")
@@ -284,9 +284,9 @@ class KeptState(msgspec.Struct):
 
     stage: str = ""
     step: int = 0
-    """Whole ones."""
+    """Whole steps of `stage`."""
     trained_groups: int = 0
-    """Of the next one."""
+    """Groups of the next step that are trained already."""
 
     @property
     def rl_steps(self) -> int:
@@ -302,7 +302,7 @@ class _CheckpointSeal(msgspec.Struct):
 
 
 def kept_state(folder: RunFolder) -> KeptState:
-    """Of the newest complete checkpoint, if there is one. Raises UserError naming a checkpoint that cannot be read."""
+    """State in the newest complete checkpoint, if there is one. Raises UserError naming one that cannot be read."""
     newest = newest_checkpoint(folder)
     return KeptState() if newest is None else _read_as(KeptState, newest / STATE)
 

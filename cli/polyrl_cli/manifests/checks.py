@@ -53,7 +53,7 @@ MAX_REFUSAL_CHARS: Final = 1000
 """Shown of what user code raised; `polyrl reward` shows more."""
 
 SHOWN_BYTES: Final = 8192
-"""Of the beginning and of the end of what user code printed."""
+"""Bytes shown of the beginning, and as many of the end, of what user code printed."""
 
 JOB_FILE: Final = "job.json"
 

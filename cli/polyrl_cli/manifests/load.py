@@ -53,7 +53,7 @@ def load_manifest(path: Path, sets: Sequence[str] = ()) -> PolyRLJob:
 
 
 def load_for_this_machine(path: Path, sets: Sequence[str] = ()) -> PolyRLJob:
-    """The same, as a local run has it: without pods `trainer.processesPerPod` is 1 where it is left out, whatever the
+    """`load_manifest` for a local run: without pods `trainer.processesPerPod` is 1 where it is left out, whatever the
     trainer's template asks for."""
     source = read_manifest(path, sets)
     trainer = _trainer_of(source.data)
@@ -236,7 +236,7 @@ def _faults_of_rules(data: dict[str, Any], wrong: set[FieldPath]) -> list[Manife
 
 
 def _processes(data: Any) -> Any:
-    """Those of a trainer's pod, as written or as its template's GPUs make them."""
+    """Processes of a trainer's pod, as written or as its template's GPUs make them."""
     trainer = _trainer_of(data)
     return trainer.get(PROCESSES) or gpus_asked_for(trainer.get("template"))
 
@@ -254,7 +254,7 @@ def _reads(rule: Rule, wrong: set[FieldPath]) -> bool:
 
 
 def own_overrides(seed: int | None, name: str | None) -> list[str]:
-    """Those that have a flag of their own, as `--set` would write them."""
+    """Overrides that have a flag of their own, as `--set` would write them."""
     seeds = [] if seed is None else [f"spec.recipe.seed={seed}"]
     return seeds if name is None else [*seeds, f"metadata.name={name}"]
 

@@ -79,7 +79,7 @@ def size_notes(spec: JobSpec, base: Path) -> list[str]:
 
 
 def _value_in(file: Path) -> bytes:
-    """Of an ordinary file, which a Hub's cache has behind a link. Raises OSError, ValueError for what is none."""
+    """Content of an ordinary file, which a Hub's cache has behind a link. Raises OSError, ValueError for any other."""
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
         found = os.fstat(opened.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_size > CONFIG_BYTES:

@@ -13,7 +13,7 @@ from polyrl_cli.manifests.load import check_files, load_manifest, read_manifest
 from polyrl_trainer.sample_log.texts import MAX_NAME_CHARS, readable
 
 MAX_TEXT_CHARS: Final = 8000
-"""Of a prompt, a response, an error: as in samples.jsonl."""
+"""Characters shown of a prompt, a response, an error: as in samples.jsonl."""
 MOST_METRICS: Final = 50
 NOT_PLAYED: Final = "note: the environment is not played: the response counts as all turns of the conversation together"
 

@@ -19,15 +19,15 @@ from polyrl.errors import UserError
 LEAST_S: Final = 120.0
 """A tiny model takes seconds, and tens of them on a machine that is busy."""
 BYTES_PER_S: Final = 20e6
-"""Of a slow disk in the network."""
+"""Speed of a slow disk in the network."""
 REMIND_S: Final = 1.0
 """Between two reminders: whoever reads may have taken the first for an error of his own."""
 LEAST_BYTES: Final = 4 << 30
 """Beside what the process has already, weights excepted."""
 COPIES: Final = 3
-"""Of the weights: in float32 what is saved in half of it, and a part on its way."""
+"""Memory for each byte of saved weights: in float32 what is saved in half of it, and a part on its way."""
 MAX_MEMORY_SHARE: Final = 0.9
-"""Of the machine's; beyond it the system ends any process."""
+"""Share of the machine's memory that may be used; beyond it the system ends any process."""
 
 
 class _TooLongError(Exception):

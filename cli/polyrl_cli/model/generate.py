@@ -22,7 +22,7 @@ from polyrl_cli.model.loading import answering_model, answering_tokenizer, in_a_
 from polyrl_cli.model.sealed import MODEL, find_checkpoint
 
 MOST_TOKENS: Final = 1 << 17
-"""Of an answer whose length a model's folder alone names."""
+"""Tokens of an answer whose length a model's folder alone names."""
 
 
 @dataclass(frozen=True, kw_only=True)

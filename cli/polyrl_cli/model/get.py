@@ -41,7 +41,7 @@ PIECE_WAIT_S: Final = 60.0
 PIECE_BYTES: Final = 1 << 20
 """17 kB/s, a modem twice over: whoever sends a byte a minute would be waited for until the end of days."""
 MAX_OFFER_BYTES: Final = 16 << 20
-"""Of the list of files; a checkpoint has tens."""
+"""Bytes of the list of files; a checkpoint has tens."""
 
 Emit = Callable[[str], None]
 

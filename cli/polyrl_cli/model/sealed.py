@@ -26,10 +26,10 @@ MODEL: Final = "model"
 NOT_SEALED: Final = "is not what the checkpoint was sealed with (size or checksum)"
 
 LEARNERS_OWN: Final = ("optimizer.safetensors", "rng.safetensors", "training_state.json", "value_head.safetensors")
-"""Of no use to those who use the model, and twice its size."""
+"""Files that are of no use to those who use the model, and twice its size."""
 
 MAX_FREE_SHARE: Final = 0.9
-"""Of the disk's free room that may be filled."""
+"""Share of the disk's free room that may be filled."""
 
 
 class SealedFile(msgspec.Struct, frozen=True):

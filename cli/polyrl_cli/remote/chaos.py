@@ -83,7 +83,7 @@ def inject_on_cluster(job: str, request: FaultRequest, options: ClusterOptions) 
 
 
 def live_workers(pods: Sequence[Object]) -> list[PodWorker]:
-    """Those whose container runs, in pods that nobody is ending."""
+    """Workers whose container runs, in pods that nobody is ending."""
     return [worker for pod in pods if "deletionTimestamp" not in pod["metadata"] for worker in _running(pod)]
 
 

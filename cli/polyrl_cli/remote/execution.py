@@ -63,7 +63,7 @@ async def _stdout(socket: aiohttp.ClientWebSocketResponse, where: str) -> AsyncG
 
 
 MAX_KEPT_BYTES: Final = 1 << 16
-"""Of stderr and of the end's Status."""
+"""Bytes kept of stderr, and as many of the Status at the end."""
 
 
 def _refusal(status: int, pod: str, container: str, namespace: str) -> str:

@@ -26,7 +26,7 @@ from polyrl_cli.remote.execution import output_of
 from polyrl_operator.api.kinds import POD
 
 MAX_ANSWER_BYTES: Final = 64 << 20
-"""Of one answer; a history of 4,000 rows is 8 MB."""
+"""Bytes of one answer; a history of 4,000 rows is 8 MB."""
 FOLLOWS_S: Final = 3600.0
 """Longest time that one command runs in the pod; after it another one goes on."""
 PAUSE_S: Final = 1.0

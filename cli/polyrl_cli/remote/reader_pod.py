@@ -25,7 +25,7 @@ LIVES_S: Final = 3600
 START_S: Final = 180.0
 """Longest wait for a node, the volume and the image."""
 NAME_BYTES: Final = 3
-"""Of randomness in its name: several people may read at a time."""
+"""Random bytes in the pod's name: several people may read at a time."""
 
 KEPT_OF_THE_POD: Final = (
     "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName", "tolerations",

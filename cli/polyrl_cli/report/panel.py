@@ -36,7 +36,7 @@ LONGEST_BAR: Final = 30
 """Columns of a share of 1, where the terminal has them."""
 SHORTEST_BAR: Final = 4
 SHOWN_METRICS: Final = 5
-"""Of a reward function; summary.json has all."""
+"""Numbers shown of those that a reward function names; summary.json has all."""
 SHOWN_CAUSE_LINES: Final = 12
 SHARE: Final = EXACT_MATCH.removeprefix(EVALUATION_PREFIX)
 
@@ -115,7 +115,7 @@ def _evaluations(summary: Summary, width: int) -> Table:
 
 
 def _pass_rate(point: EvaluationPoint) -> str:
-    """Of the most answers that a prompt got; empty where it got one."""
+    """The pass rate of the most answers that a prompt got, as text; empty where it got one."""
     rates = [name for name in point.values if name.startswith("pass@")]
     return f"  {rates[-1]} {value_text(point.values[rates[-1]])}" if rates else ""
 
@@ -210,7 +210,7 @@ def _losses(summary: Summary) -> RenderableType:
 
 
 def _files(folder: Path) -> Text:
-    """Those that there are, and that hold anything."""
+    """Names of the run's files that exist and hold anything."""
     paths = {name: folder / name for name in FILES}
     kept = [name for name, path in paths.items() if path.is_dir() or (path.exists() and path.stat().st_size)]
     return Text.assemble(("files  ", "dim"), "  ".join(kept))

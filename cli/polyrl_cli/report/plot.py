@@ -24,7 +24,7 @@ SMOOTHING: Final = 0.3
 """Weight of a new reward in the drawn average; the single steps stay visible behind it."""
 
 MAX_LABELS: Final = 100
-"""Of losses, and of evaluations: more of them nobody can read, and each takes matplotlib milliseconds."""
+"""Labels of losses, and as many of evaluations: nobody can read more, and each takes matplotlib milliseconds."""
 LABEL_CHARS: Final = 60
 
 
@@ -64,7 +64,7 @@ def draw_comparison(runs: Mapping[str, Sequence[MetricsRow]], file: Path) -> Non
 
 
 def _evaluations_after_rl(rows: Sequence[MetricsRow]) -> list[tuple[int, float]]:
-    """Those on the axis of RL steps, of whatever is shown of evaluations."""
+    """The evaluations on the axis of RL steps, of whatever is shown of evaluations."""
     begun = next((index for index, row in enumerate(rows) if REWARD in row.values), len(rows))
     name = _evaluated(rows)
     return [(row.step, row.values[name]) for row in rows[begun:] if name in row.values]

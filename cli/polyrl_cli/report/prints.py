@@ -15,7 +15,7 @@ MAX_LINES: Final = 40
 """Shown of one read, a quarter of a second: about what a person sees; a reward may print 1,000 times a second."""
 MAX_LINE_CHARS: Final = 2000
 MAX_READ_BYTES: Final = 1 << 20
-"""Of one read; more is skipped, as its lines would be."""
+"""Bytes of one read; more is skipped, as its lines would be."""
 
 
 class PrintsTail:

@@ -50,7 +50,7 @@ EXACT_MATCH: Final = "eval/exact_match"
 """Names under which the trainer reports; the field's."""
 
 EVALUATED: Final = {EXACT_MATCH: "exact match", "eval/reward": "evaluated reward"}
-"""Of an evaluation the first of these is shown that it has."""
+"""Metrics of an evaluation and their labels: the first of these that it has is shown."""
 
 STATE_MARKS: Final = {
     EngineState.JOINING: ("◌", "yellow"),
@@ -84,7 +84,7 @@ class Progress:
         self.held: tuple[Mapping[Pool, float], Mapping[Pool, int]] | None = None
         """Seconds and machines by a manager's own count; it has forgotten some events, and knows when the run ended."""
         self.outcome = ""
-        """Of a run that has ended."""
+        """How the run ended; empty while it runs."""
         self.phase = ""
         self.steps: dict[str, int] = {}
         self.news = 0

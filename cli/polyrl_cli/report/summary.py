@@ -65,7 +65,7 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     exact_match: dict[str, float]
     """base, afterSft, afterRl: those that were measured, if the reward function names `exact_match`."""
     learned: dict[str, Course]
-    """Of training samples: `reward`, and what the reward function names, over the whole run."""
+    """Numbers of training samples over the whole run: `reward`, and what the reward function names."""
     evaluations: list[EvaluationPoint]
     """All of the whole run, in order."""
     steps: dict[str, int]
@@ -76,14 +76,14 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Where they went: start, sft, rl, rest."""
     samples: SampleCounts
     samples_trained: int
-    """Of those acknowledged, the ones of whole RL steps."""
+    """Acknowledged samples that are of whole RL steps."""
     samples_evaluated: int
-    """Of those acknowledged, the ones of whole evaluations."""
+    """Acknowledged samples that are of whole evaluations."""
     tokens: TokenCounts
     bytes_per_token: float | None
     """Agent to manager, per generated token."""
     cost: RunCost | None = None
-    """Of this start of the run; null where the manifest names no prices."""
+    """Cost of this start of the run; null where the manifest names no prices."""
     preemptions: int
     losses: list[RolloutLoss]
     generate_seconds: float
@@ -95,11 +95,11 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     first_failures: dict[str, str]
     """The first message of each of those reasons."""
     sinks: dict[str, SinkResult] = {}
-    """Of TensorBoard, W&B and MLflow, by the last process of the trainer."""
+    """What became of TensorBoard, W&B and MLflow, by the last process of the trainer."""
     step_parts: dict[str, float]
     """Seconds of RL steps by part; `overlap` is what would be missing if the others were added up."""
     gpus: dict[str, list[str]] = {}
-    """Of every worker that had some, by its name; numbers as nvidia-smi's."""
+    """GPUs of every worker that had some, by the worker's name; numbered as nvidia-smi does."""
 
 
 def read_trainer_result(file: Path) -> TrainerResult:

@@ -64,7 +64,7 @@ class _Expired(msgspec.Struct):
 
 
 class Page(NamedTuple):
-    """Of a list."""
+    """One page of a list."""
 
     items: list[Object]
     version: str

@@ -43,7 +43,7 @@ AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 PAGE: Final = 200
 """Objects per page of a list: about 1 MB of pods, and ten times that while they are read."""
 MAX_PAGES: Final = 20_000
-"""Of one list: 160,000 jobs, or four million other objects."""
+"""Pages of one list: 160,000 jobs, or four million other objects."""
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"

@@ -24,8 +24,8 @@ from polyrl_operator.api.kinds import JOB
 log = structlog.get_logger(__name__)
 
 MAX_JOB_BYTES: Final = 256 << 10
-"""Of one job as the API server sends it. The longest of our examples has 4 kB; 1,000 such jobs at this limit would be
-256 MB in the cache, which a quota on `count/polyrljobs.polyrl.dev` bounds."""
+"""Bytes of one job as the API server sends it. The longest of our examples has 4 kB; 1,000 such jobs at this limit
+would be 256 MB in the cache, which a quota on `count/polyrljobs.polyrl.dev` bounds."""
 MAX_DEPTH: Final = 64
 """Levels of one job; a pod's template in it needs 14."""
 MAX_CONTAINERS: Final = 4096
@@ -46,7 +46,7 @@ IDENTITY_FIELDS: Final = (
 _REMOVED: Final = b'"polyrl.dev/cut-off"'
 """Stands for what was nested too deeply."""
 _STEPS: Final = np.zeros(256, np.int8)
-"""Of the level, by byte."""
+"""Change of the level of nesting, by byte."""
 _STEPS[[ord("["), ord("{")]], _STEPS[[ord("]"), ord("}")]] = 1, -1
 PART_BYTES: Final = 16 << 10
 """Searched at once for brackets: what is noted of them takes thirty times that for a moment."""
@@ -149,7 +149,7 @@ def _flattened(data: bytes, level: int, deepest: int) -> bytes:
     so that no nesting counts. Some 20 ms for a megabyte of them, however they are nested."""
     cuts: list[tuple[int, int]] = []
     begin, is_open = -1, False
-    """Of the newest value that begins at `level`; and whether it is to be cut off, and has not ended yet."""
+    """Where the newest value at `level` begins; and whether it is to be cut off, and has not ended yet."""
     for positions, levels, opens in _brackets(data):
         begins = np.concatenate([[begin], positions[opens & (levels == level)]])
         ends = positions[~opens & (levels == level - 1)] + 1

@@ -143,7 +143,7 @@ def _outlives_its_job(held: CachedObject, trainer: CachedObject | None) -> bool:
 
 
 def _urgency(kind: ResourceKind, old: CachedObject | None, new: CachedObject | None) -> Urgency:
-    """Of what is no part of a beginning: a pod ends or is to end, its node changes, the job is edited."""
+    """Urgency of what is no part of a beginning: a pod ends or is to end, its node changes, the job is edited."""
     if kind is JOB:
         return Urgency.NONE if old is None else Urgency.EDIT
     if kind is not POD:

@@ -40,7 +40,7 @@ REFUSED: Final = frozenset({400, 403, 404, 413, 422})
 """Statuses that mean no: quota, Pod Security, a webhook, a namespace that ends, an object that is too large."""
 
 DENIED: Final = REFUSED - {404}
-"""The same where something is changed; what is not there is another matter."""
+"""Statuses that mean no where something is changed; what is not there is another matter."""
 
 CHANGES: Final = (
     actions.Annotate,
@@ -50,7 +50,7 @@ CHANGES: Final = (
     actions.SuspendTrainer,
     actions.LimitRestarts,
 )
-"""Of what is there already."""
+"""Actions that change what is there already."""
 
 ABOUT_NEW_PODS: Final = (EventReason.ROLLOUT_CREATED, EventReason.FALLBACK_ON_DEMAND)
 

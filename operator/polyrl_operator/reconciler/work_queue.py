@@ -25,7 +25,7 @@ MOST_OF_A_NAMESPACE: Final = 12
 """Reconciles of one namespace at a time, of the reconciler's 16: its jobs may all be slow, and others still begin."""
 
 BESIDE_OTHERS: Final = 4
-"""The same while other namespaces have jobs to reconcile, which then share the loop with few: an honest job beside a
+"""As many while other namespaces have jobs to reconcile, which then share the loop with few: an honest job beside a
 flood has its status after 0.4 s and not after 1.4 s."""
 
 FIRST_BACKOFF_S: Final = 0.5
@@ -138,7 +138,7 @@ class WorkQueue:
         return pause
 
     def forget_failures(self, key: JobKey) -> None:
-        """They were of a job that had this name before."""
+        """Failures under this name were of a job that had it before."""
         self._failures.pop(key, None)
 
     def gone(self, key: JobKey) -> None:
