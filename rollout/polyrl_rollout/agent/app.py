@@ -322,8 +322,8 @@ class Agent:
         self._versions.confirm()
 
     async def _load(self, pulled: Pulled) -> LoadSeconds:
-        """Of the load alone: the first one starts the engine, too, whose capacity may turn out to be another than was
-        announced so far. Raises EngineFailed."""
+        """Loads the version; the seconds are of the load alone. The first one starts the engine, too, whose capacity
+        may turn out to be another than was announced so far. Raises EngineFailed."""
         if not self._started:
             self._capacity = await self._engine.start(pulled.staged.folder)
             self._started = True

@@ -155,7 +155,7 @@ class Generation:
                 await self._room.wait()
 
     async def _chunks(self, stream: Stream, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
-        """Those of the engine, up to the first stop string."""
+        """The engine's chunks, up to the first stop string."""
         stops = self._stop_strings(stream)
         if stops is not None and stops.is_over():
             yield TokenChunk([], [], version=self._engine.version, finish=Finish.STOP)

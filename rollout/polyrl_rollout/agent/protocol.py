@@ -78,10 +78,10 @@ class Stream:
     waits_since: float | None = None
     """When the oldest unsent token came."""
     leaves: bool = False
-    """It is being given back: not to be generated here any more."""
+    """The sample is being given back: not to be generated here any more."""
     given_back: HandBack | None = None
-    """It was, or will be at the next Welcome. It is held until the manager has its tokens, which may be lost with the
-    connection, and this message with them."""
+    """How the sample was given back, or will be at the next Welcome. It is held until the manager has its tokens, which
+    may be lost with the connection, and this message with them."""
 
     @property
     def length(self) -> int:
@@ -136,7 +136,7 @@ class TokenBook:
         """uint32: prompt and response of samples whose turn ended here, oldest first."""
         self._text_bytes = 0
         self.seq = 0
-        """Of the newest frame that was packed."""
+        """Number of the newest frame that was packed."""
         self._unkept = 0
 
     def open(self, assign: Assign) -> Stream | None:
@@ -245,11 +245,11 @@ class TokenBook:
         )
 
     def versions(self) -> tuple[int, ...]:
-        """Those that made what is held, for Hello."""
+        """Weight versions that made what is held, for Hello."""
         return tuple(sorted({version for stream in self.streams.values() for _, version in stream.versions}))
 
     def leave(self, assignment: int) -> None:
-        """It will be given back: nothing starts it again."""
+        """The assignment will be given back: nothing starts it again."""
         if assignment in self.streams:
             self.streams[assignment].leaves = True
 

@@ -16,7 +16,7 @@ from polyrl.wire import GoToSleep, WakeUp
 
 
 class RestOrders:
-    """Of one engine: what is to be done next. It knows no clock and calls nobody."""
+    """What one engine is to do next, by its orders. This knows no clock and calls nobody."""
 
     def __init__(self, able: bool) -> None:
         self.able = self.asleep = able
@@ -26,7 +26,7 @@ class RestOrders:
         self._next: GoToSleep | WakeUp | None = None
 
     def order(self, order: GoToSleep | WakeUp) -> None:
-        """It came."""
+        """The order came."""
         self._next, self.is_wanted = order, isinstance(order, WakeUp)
 
     def welcomed(self) -> None:
@@ -59,7 +59,7 @@ class Sleeper:
         self._ordered = asyncio.Event()
 
     def order(self, order: GoToSleep | WakeUp) -> None:
-        """It came."""
+        """The order came."""
         self._orders.order(order)
         self._ordered.set()
 

@@ -20,7 +20,7 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 
 
 def read_tokenizer(folder: Path) -> Decode | None:
-    """That of a version's folder; None where it came without one. Raises EngineFailed."""
+    """The tokenizer of a version's folder; None where it came without one. Raises EngineFailed."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         return None
@@ -39,7 +39,7 @@ def read_tokenizer(folder: Path) -> Decode | None:
 
 
 class StopStrings:
-    """Those of one turn, while one engine generates it."""
+    """Stop strings of one turn, while one engine generates it."""
 
     def __init__(self, stop: Sequence[str], decode: Decode, turn: Sequence[int]) -> None:
         """`turn`: what it holds already."""

@@ -82,7 +82,7 @@ class ChildProcess:
         return self._process.returncode
 
     async def was_killed(self) -> bool:
-        """Of one whose output has just ended: True when a signal ended it."""
+        """Whether a signal ended the process, whose output has just ended."""
         await self._ends_within(REAP_S)
         return self.returncode is not None and self.returncode < 0
 

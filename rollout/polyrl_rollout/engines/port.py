@@ -47,8 +47,8 @@ class GenerateRequest:
     """At least 1; overrides `sampling.max_new_tokens`, which counts the whole sample."""
     sampling: SamplingParams
     seed: int
-    """Of this sample's draws, 63 bits; overrides `sampling.seed`, which its siblings share. What is drawn at a position
-    depends on it alone, where the engine can."""
+    """Seed of this sample's draws, 63 bits; overrides `sampling.seed`, which its siblings share. What is drawn at a
+    position depends on it alone, where the engine can."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from polyrl.sample import SamplingParams
 from polyrl_rollout.engines.port import EngineFailed, GenerateRequest, InferenceEngine, RequestRejected, read_limits
 
 FIRST_TOKENS: Final = 16
-"""Of the first prompt."""
+"""Tokens of the first prompt."""
 READ_TOKENS: Final = 512
-"""Of the others: from so many on, reading takes longer than what surrounds it. Less where a context holds less."""
+"""Tokens of the other prompts: reading so many takes longer than what surrounds it. Fewer if a context holds less."""
 TRIES: Final = 4
 """With the first: a model may end its answer at once."""
 AGAIN_S: Final = 20.0
@@ -57,7 +57,7 @@ class TrialWatch:
         self._tokens = 0
 
     def note(self, tokens: int, now: float) -> None:
-        """They came. Those of the first chunk say when the prompt was read, and nothing of a step."""
+        """Tokens came. Those of the first chunk say when the prompt was read, and nothing of a step."""
         if self._first == self._begun:
             self._first = now
         else:
@@ -65,7 +65,7 @@ class TrialWatch:
         self._last = now
 
     def trial(self) -> Trial:
-        """So far."""
+        """What was seen so far."""
         if not self._tokens:
             return Trial()
         return Trial((self._last - self._first) / self._tokens, (self._first - self._begun) / self._read)

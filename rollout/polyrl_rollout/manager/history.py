@@ -34,7 +34,7 @@ class RunHistory:
         self._rows = KeptRows()
         self._samples = KeptSamples()
         self.left_out: Counter[str] = Counter()
-        """Of reports that held more than a report may: `samples`, `numbers`."""
+        """How many were left out of reports that held more than a report may: `samples`, `numbers`."""
         self._events: list[FleetEvent] = []
         self._settled: Counter[Pool] = Counter()
         """Seconds of engines that are forgotten."""
@@ -47,7 +47,7 @@ class RunHistory:
 
     @property
     def rows(self) -> list[MetricsRow]:
-        """Those that hold, in order."""
+        """The rows that hold, in order."""
         return self._rows.rows
 
     def take_report(self, report: TrainerReport, now: float) -> None:
@@ -86,7 +86,7 @@ class RunHistory:
         return parse_records(self._samples.lines)
 
     def seconds(self, now: float) -> dict[Pool, float]:
-        """That machines were held, as far as this manager knows: from an engine's greeting to its end."""
+        """Seconds that machines were held, as far as this manager knows: from an engine's greeting to its end."""
         self._end_silent_trainer(now)
         until = now if self.finished_at is None else self.finished_at
         return dict(self._settled + Counter(seconds_by_pool(self._events, until)))

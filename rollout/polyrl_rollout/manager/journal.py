@@ -68,7 +68,7 @@ class Journal:
         self.commits = 0
         """Transactions with something new, in this incarnation."""
         self.synced = 0
-        """Of `commits`, those that a power cut cannot take back."""
+        """How many of `commits` a power cut cannot take back."""
         with ExitStack() as opened:
             self._lock = opened.enter_context(_locked(path))
             try:

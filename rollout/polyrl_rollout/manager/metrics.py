@@ -29,13 +29,13 @@ from polyrl_rollout.manager.reports import STEP_PARTS, STEP_SECONDS, TIMING
 STAGES: Final = ("sft", *TRAINED_PHASES)
 """The only stages that become labels, whatever a trainer names: each new label is a series that Prometheus keeps."""
 MAX_EVALUATION_NAMES: Final = 64
-"""Of a whole run; the first ones stay."""
+"""Names in a whole run's evaluations that are shown; the first ones stay."""
 MAX_LABEL_CHARS: Final = 80
 """A number with a longer name is not shown."""
 
 
 MAX_PAUSE_S: Final = 3600.0
-"""Of one part of one update: an engine's own words, and it may say anything."""
+"""Longest time of one part of one update: an engine's own words, and it may say anything."""
 
 
 class UpdatePauses:

@@ -21,22 +21,22 @@ from polyrl.wire import TrainerReport
 MAX_ROWS: Final = 4_000
 """Ten times the points that a picture has; of forty numbers each they take some 25 MB."""
 MAX_ROWS_BYTES: Final = 32 << 20
-"""Of all rows: half of what a reader of the history takes in one answer."""
+"""Bytes of all rows: half of what a reader of the history takes in one answer."""
 MAX_ROW_BYTES: Final = 32 << 10
-"""Of one row: as many numbers as it may have, with names of a hundred characters."""
+"""Bytes of one row: as many numbers as it may have, with names of a hundred characters."""
 VALUE_BYTES: Final = 150
 """Memory of a number beside its name's characters: the float, the name's object, a dictionary's entry."""
 MAX_VALUES: Final = 128
-"""Of one row: the trainer names forty, a reward function the rest."""
+"""Numbers of one row: the trainer names forty, a reward function the rest."""
 MAX_NAME_CHARS: Final = 200
 MAX_SAMPLES: Final = 2_000
 """Together; those of 250 steps."""
 MAX_SAMPLE_BYTES: Final = 2 << 20
-"""Of samples together, as JSON; the newest ones stay."""
+"""Bytes of all samples together, as JSON; the newest ones stay."""
 STEP_PARTS: Final = frozenset({
     "gen", "train", "wait", "update_weights", "publish_weights", "wait_for_weights", "reward_tail", "other", "overlap",
 })  # fmt: skip
-"""Of a step's wall time, as the trainer names them."""
+"""Parts of a step's wall time, as the trainer names them."""
 TIMING: Final = "timing_s/"
 STEP_SECONDS: Final = f"{TIMING}step"
 _SHOWN: Final = frozenset({
@@ -98,7 +98,7 @@ class KeptSamples:
 
 
 def bounded_values(values: Mapping[str, float]) -> dict[str, float]:
-    """Those that fit: first what pictures are made of, then the trainer's own, then what a reward function names."""
+    """Numbers that fit: first what pictures are made of, then the trainer's own, then what a reward function names."""
     kept: dict[str, float] = {}
     room = MAX_ROW_BYTES
     for name in sorted(values, key=_rank):

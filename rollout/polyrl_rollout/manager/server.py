@@ -336,7 +336,7 @@ class Manager:
             self._roster_timer = self._loop.call_later(GATHER_NEWS_S, self._send_roster)
 
     def _flush_now(self) -> None:
-        """The same, and everything leaves: for greetings and the end, which are rare, this waits for the disk."""
+        """Flushes, and everything leaves: for greetings and the end, which are rare, this waits for the disk."""
         self._commit()
         if self._journal is not None:
             self._journal.sync()

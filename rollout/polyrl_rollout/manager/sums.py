@@ -32,7 +32,7 @@ class SumCheck:
         self._state, self._refuse, self._note = state, refuse, note
         self.sums = WeightSums()
         self.outcomes = dict.fromkeys((*OUTCOMES, REFUSED), 0)
-        """Of sums, how many."""
+        """How many sums had each outcome."""
 
     def admits(self, engine: str, message: FromAgent) -> bool:
         """Whether the ledger may hear the message. Another engine may be refused because of it."""
@@ -60,7 +60,7 @@ class SumCheck:
         return engine not in verdict.refused
 
     def _judge(self, engine: str, version: int, receipt: bytes, given: EngineSum) -> SumVerdict:
-        """Of versions alone for which the ledger takes an engine's word."""
+        """The verdict on a sum, for those versions alone for which the ledger takes an engine's word."""
         known = self._state.receipts.get(version) if self._state.weights.receipt else receipt
         if not 0 <= version <= self._state.weights.version or not receipt or known != receipt:
             return SumVerdict()

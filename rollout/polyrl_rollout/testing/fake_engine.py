@@ -37,7 +37,7 @@ class FakeEngine:
     ) -> None:
         self.capacity = capacity or EngineCapacity(max_running=32, kv_tokens=1 << 16, max_context=4096)
         self.tokens_per_second = tokens_per_second
-        """Of each sequence."""
+        """Speed of each sequence."""
         self.chunk_tokens = chunk_tokens
         self.version = NO_VERSION
         self.keeps = False

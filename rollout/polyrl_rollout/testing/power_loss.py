@@ -25,7 +25,7 @@ from unittest.mock import patch
 SECTOR: Final = 512
 
 SUFFIXES: Final = ("", "-wal", "-journal", "-shm")
-"""Of the files of one SQLite database."""
+"""What the names of one SQLite database's files end with."""
 
 
 class Operation(NamedTuple):
@@ -134,7 +134,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Of all that this process asks for meanwhile."""
+        """Records all that this process asks for meanwhile."""
         library = ctypes.CDLL(ctypes.util.find_library("sqlite3") or "libsqlite3.so.0")
         library.sqlite3_vfs_find.restype = _Pointer
         table = ctypes.cast(library.sqlite3_vfs_find(None), ctypes.POINTER(_Pointer))
@@ -207,7 +207,7 @@ class PowerSwitch:
     SIGNAL: Final = signal.SIGUSR1
 
     def __init__(self, database: Path) -> None:
-        """Of its files, wherever SQLite puts them; what is there now is sure."""
+        """Watches the files of `database`, wherever SQLite puts them; what is there now is sure."""
         self._disk, self._lock = Disk(), threading.Lock()
         self._database = database
         self._disk.sure = {str(path): path.read_bytes() for path in self._files()}

@@ -33,14 +33,14 @@ class RestingEngine(Protocol):
 
 
 class Rests:
-    """Of one engine, as long as it lives."""
+    """How one engine rests, as long as it lives."""
 
     def __init__(self, world: World, engine: RestingEngine) -> None:
         self.orders = RestOrders(engine.plan.sleep_s > 0)
         self._world, self._engine = world, engine
         self._falls: GoToSleep | None = None
         self._busy = False
-        """It falls asleep, by the order above, or wakes."""
+        """Whether it falls asleep, by the order above, or wakes."""
         self._staged = -1
         if self.orders.able:
             world.rests(engine.name, asleep=True)

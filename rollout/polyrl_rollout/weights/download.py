@@ -49,7 +49,7 @@ class Download:
         self._places = np.array([places[chunk.hash] for chunk in missing], np.int64)
         owners = chunk_machines(manifest, machines)
         self.machines = [PUBLISHER if owners[place] in left else owners[place] for place in self._places]
-        """Of the publisher, which is asked for each chunk."""
+        """By chunk: the machine of the publisher that is asked for it."""
         self._given_by: dict[bytes, int] = {}
         self.plan = FetchPlan(missing, me, time.monotonic(), self.machines)
         self.coming = set[bytes]()
@@ -83,7 +83,7 @@ class Download:
         return self._into.place(entry) if size == entry.size else None
 
     def take(self, source: Source, chunk: int) -> None:
-        """It lies in its place, and may be believed."""
+        """The chunk lies in its place, and may be believed."""
         entry = self.plan.chunks[chunk]
         with self.changed:
             self.coming.discard(entry.hash)
@@ -122,7 +122,7 @@ class Download:
             self.changed.notify_all()
 
     def give_back(self, machine: int, chunks: Iterable[int]) -> None:
-        """Of one of the publisher's connections."""
+        """Puts back chunks that were asked for on one of the publisher's connections."""
         with self.changed:
             given = list(chunks)
             self.plan.give_back(machine, given)

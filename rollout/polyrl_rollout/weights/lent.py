@@ -36,7 +36,7 @@ from polyrl.wire.serving import LENT
 from polyrl_rollout.weights.stream import WeightStream
 
 SLOTS: Final = 8
-"""Of the window: twice as many as connections, so that some may be left to transfers that were given up."""
+"""Slots of the window: twice as many as connections, so that some may be left to transfers that were given up."""
 FETCH_S: Final = 10.0
 """A chunk that takes longer has a link of 3 Mbit/s, at which the sealed way loses nothing; or the engine hangs."""
 PROBE_S: Final = 0.0002

@@ -41,7 +41,7 @@ class WeightsFile:
         """`descriptor` is of that file, locked, and belongs to this now. `before` may be what used this file last."""
         self.path, self.size, self._descriptor = path, size, descriptor
         self.manifest: VersionManifest | None = None
-        """Of the version that lies here whole, where that is known."""
+        """Manifest of the version that lies here whole, where that is known."""
         self.life, self._turn = 0, threading.Lock()
         found = os.fstat(descriptor)
         self._inode = (found.st_dev, found.st_ino)
@@ -116,7 +116,7 @@ class WeightsFile:
             self.life += 1
 
     def copy(self, life: int, source: memoryview) -> bytearray | None:
-        """Of a part of its stream, while it is in that life; None afterwards."""
+        """A copy of a part of the file's stream, while it is in that life; None afterwards."""
         with self._turn:
             return bytearray(source) if life == self.life else None
 

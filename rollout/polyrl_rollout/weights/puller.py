@@ -67,7 +67,7 @@ class Pulled:
     bytes_pulled: int
     """Bytes of chunks that came over the network."""
     bytes_from_peers: int
-    """Of them: from other agents."""
+    """Bytes of those chunks that came from other agents."""
     liars: tuple[str, ...]
     """Other agents that gave a false chunk."""
 
@@ -100,7 +100,7 @@ class Puller:
 
     @property
     def bytes_come(self) -> int:
-        """Of the newest pull, so far."""
+        """Bytes that the newest pull has brought so far."""
         return self._transfer.bytes if self._transfer is not None else 0
 
     async def pull(self, weights: WeightsRef, served: Staged | None) -> Pulled:

@@ -52,7 +52,7 @@ class SharedFolder:
         self._over, self._showing = threading.Event(), threading.Thread()
 
     def take_turn(self) -> bool:
-        """Of all agents that share it one has the turn; False: another one."""
+        """Takes the turn, which one of all agents that share the folder has; False: another one has it."""
         if not _locked(self._turn, fcntl.LOCK_EX):
             return False
         os.utime(self._turn)
@@ -71,7 +71,7 @@ class SharedFolder:
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def sign_of_life(self) -> int:
-        """Of whoever has the turn: another value each time."""
+        """A sign of life of whoever has the turn: another value each time."""
         return os.fstat(self._turn).st_mtime_ns
 
     def close(self) -> None:

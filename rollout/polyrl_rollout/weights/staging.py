@@ -61,7 +61,7 @@ class Staged:
     """`weights.receipt_of` it."""
     file: WeightsFile
     files: tuple[FileEntry, ...] = ()
-    """Of the anchor that it comes from."""
+    """Files of the anchor that the version comes from."""
 
     @property
     def version(self) -> int:
@@ -82,7 +82,7 @@ class Partial:
     Several threads may write, each its own chunks."""
 
     def __init__(self, folder: Path, manifest: VersionManifest, file: WeightsFile) -> None:
-        """Of an anchor. `file` is of the version's size; what it holds of the version already counts as come."""
+        """For an anchor. `file` is of the version's size; what it holds of the version already counts as come."""
         self.manifest, self.file, self._folder = manifest, file, folder
         self.files = manifest.files
         self._places = chunk_places(manifest)
@@ -201,7 +201,7 @@ class Staging:
         self._partial: Partial | None = None
         self._used: dict[Path, WeightsFile] = {}
         self._known: dict[Path, VersionManifest] = {}
-        """Of complete folders, what this agent knows of them; some may be gone."""
+        """Manifests of complete folders, as far as this agent knows them; some folders may be gone."""
         self._before: WeightsFile | None = None
         """Used no more, for its map: the next version takes its pages. One at most, until then."""
         self._false = set[Path]()
@@ -350,7 +350,7 @@ def default_base() -> Path:
 
 
 def name_of(manifest: VersionManifest) -> str:
-    """Of a complete version's folder."""
+    """Name of a complete version's folder."""
     return f"v{manifest.version:06d}-{manifest_hash(encode_manifest(manifest)).hex()}"
 
 

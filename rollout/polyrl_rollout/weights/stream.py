@@ -121,7 +121,7 @@ class WeightStream:
 
 
 class OfferedStream(WeightStream):
-    """The same on a connection that the other side has opened, and offered."""
+    """A stream on a connection that the other side has opened, and offered."""
 
     def __init__(
         self, connected: socket.socket, keys: tuple[Sealer, Opener], silence_s: float, check: Callable[[], None]

@@ -31,7 +31,7 @@ STREAMS: Final = 4
 """To each machine. One core receives and opens some 2 GB/s, and a connection over 50 ms of distance a tenth of a fast
 link."""
 CHUNKS_AHEAD: Final = 2
-"""Of each connection: the next chunk is on its way while one arrives."""
+"""Requests under way on each connection: the next chunk is on its way while one arrives."""
 RECONNECT_S: Final = 0.25
 """Pause before a connection is made again."""
 ASK_ANYWAY_S: Final = 0.1
@@ -75,7 +75,7 @@ class Transfer:
         self._open: set[WeightStream] = set()
         self._failure: PolyRLError | None = None
         self.bytes = self.bytes_from_peers = 0
-        """Of chunks that came; and of those that came from other agents."""
+        """Bytes of chunks that came; and of those that came from other agents."""
 
     def stop(self) -> None:
         """Has every method end soon, with PullFailed."""

@@ -54,16 +54,16 @@ class Versions:
         self._engine, self._puller, self._staging = engine, puller, staging
         self._switch, self._send, self._give_up = switch, send, give_up
         self._failures, self._superseded = 0, False
-        """The second: the pull before was given up for a newer version."""
+        """`_superseded`: the pull before was given up for a newer version."""
         self._wanted: WeightsRef | None = None
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
         self._served: Staged | None = None
         self.receipts: dict[int, bytes] = {}
-        """Of the versions that were pulled last, oldest first."""
+        """Receipts of the versions that were pulled last, by version, oldest first."""
         self.sums: dict[int, EngineSum | None] = {}
-        """Of the version that the engine loaded last, what it said that it held then."""
+        """What the engine said that it held when it loaded the last version, by that version."""
         self._loop = asyncio.get_running_loop()
         self._trial, self._tried_at = Trial(), -inf
         """How fast the engine is, and when that was tried."""

@@ -60,7 +60,7 @@ square: 32 and 48 measured best, 256 at half their speed. The others wait their 
 FORWARD_TOKENS: Final = 512
 """Tokens per forward pass; bounds the same square when prompts are read."""
 KIND: Final = f"embedded float32, transformers {transformers.__version__}"
-"""Of its sums: names of tensors are transformers'."""
+"""Kind of this engine's sums: names of tensors are transformers'."""
 ATTENTION: Final = "sdpa"
 """Named at each load: a config may name kernels of a hub, which are code."""
 
@@ -254,7 +254,7 @@ def _check_fits(
 
 
 def _sum(model: torch.nn.Module) -> EngineSum:
-    """Of what lies in the model itself, whatever was read."""
+    """The sum of what lies in the model itself, whatever was read."""
     found = xxhash.xxh3_128()
     for name, tensor in sorted(model.state_dict().items()):
         found.update(name.encode())

@@ -13,7 +13,7 @@ from typing import Any, Final
 from polyrl.weights import digest
 
 QUESTION: Final = {"action": "checksum", "selector": "target"}
-"""Of the model itself: a draft model has no part in what is loaded."""
+"""Asks for the sum of the model itself: a draft model has no part in what is loaded."""
 MAX_KIND: Final = 128
 DIGEST: Final = 16
 """Hexadecimal digits that tell two kinds apart whose ends do not fit in."""
@@ -29,13 +29,13 @@ WHOLE: Final = {"I64", "I32", "I16", "I8", "U8", "BOOL"}
 """Numbers that no engine rounds."""
 ROUNDERS: Final = ("quantization", "torchao_config")
 NOT_CHOSEN: Final = (None, "", "auto")
-"""Of an option: what follows from the release, the device and the model, which are alike."""
+"""Values of an option that leave it to the release, the device and the model, which are alike."""
 SIZES: Final = ("tp", "dp", "pp", "ep")
 
 
 def kind_of(info: dict[str, Any], accelerator: object, cpuinfo: str = "") -> str:
-    """Of a server's /server_info, and the name of its GPU, None on a CPU. Empty where no two servers are alike: experts
-    that move by what is generated lie elsewhere in each. On CPUs with AMX SGLang lays weights out for that."""
+    """The kind of a server, by its /server_info and the name of its GPU, None on a CPU. Empty where no two are alike:
+    experts that move by what is generated lie elsewhere in each. On CPUs with AMX SGLang lays weights out for that."""
     if info.get("enable_eplb"):
         return ""
     sizes = [f"{name}{info.get(f'{name}_size')}" for name in SIZES]
@@ -69,7 +69,7 @@ def _config_dtype(model_folder: Path) -> object:
 
 
 def sum_of(answer: dict[str, Any]) -> bytes | None:
-    """Of all ranks, in whatever order they answered; None for an answer of a release that says it otherwise."""
+    """The sums of all ranks as one, in whatever order they answered; None where a release answers otherwise."""
     try:
         ranks = sorted(str(rank["per_gpu_checksum"]) for rank in answer["ranks"])
     except (KeyError, TypeError):

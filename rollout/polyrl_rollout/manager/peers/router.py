@@ -41,7 +41,7 @@ HANDSHAKE_MS: Final = 5_000
 BACKLOG: Final = 1_024
 """TCP connections that wait for accept: a whole fleet that reconnects at once."""
 MAX_UNFINISHED_BYTES: Final = 128 << 20
-"""Of messages of all agents together that are not whole. Whole ones that wait count too: a thousand engines send as
+"""Bytes of unfinished messages of all agents together. Whole ones that wait count too: a thousand engines send as
 much in ten minutes, so the manager has to stand still for that long before honest ones are cut off; they dial again."""
 FRAMES_PER_WAKEUP: Final = 256
 """Frames handled before other callbacks of the loop get their turn."""

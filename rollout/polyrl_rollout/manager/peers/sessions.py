@@ -39,8 +39,8 @@ DOUBLE_LOG_S: Final = 60.0
 DOUBLE_TRIES_S: Final = 10.0
 """Longest between two tries of one that waits: agents dial anew every two seconds at the slowest."""
 GREETINGS_AT_ONCE: Final = 30
-"""Of one engine: an honest agent whose manager comes and goes, or refuses it, greets half as often before it pauses for
-longest."""
+"""Greetings of one engine at once: an honest agent whose manager comes and goes, or refuses it, greets half as often
+before it pauses for longest."""
 GREETINGS_PER_S: Final = 1.0
 """After those: twice what an agent needs that is refused for ever."""
 NAMED_LIARS: Final = 4
@@ -86,7 +86,7 @@ class ReceivedWeights:
     of_peers: int = 0
     """Bytes."""
     false_chunks: int = 0
-    """That they refused of each other."""
+    """How many chunks engines refused of each other."""
 
 
 class AgentSessions:
@@ -253,7 +253,7 @@ class AgentSessions:
             self._warn("impossible message", engine, error=str(error))
 
     def _warn(self, event: str, engine: str, **what: object) -> None:
-        """Of an engine's occasions the first, the second, the fourth, the eighth...: the log is not its to fill."""
+        """Logs the first, second, fourth, eighth... of an engine's occasions: the log is not its to fill."""
         self._warned[event, engine] += 1
         times = self._warned[event, engine]
         if times & (times - 1) == 0:

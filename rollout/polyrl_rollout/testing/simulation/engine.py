@@ -52,7 +52,7 @@ FLOOD_S: Final = 0.01
 """Pause between two rounds of a flood: more than a sound agent says in a second is said in a tenth of it."""
 
 LATE_END_SHARE: Final = 0.3
-"""Of the ends that come in a frame of their own."""
+"""Share of the ends that come in a frame of their own."""
 
 
 class SimulatedEngine:
@@ -80,7 +80,7 @@ class SimulatedEngine:
         self._lost = False
         """Whether a frame of this process may ever have been lost."""
         self.sleepless_until = 0.0
-        """So long it does not get to sleep."""
+        """Until when it does not get to sleep."""
         self._rests = Rests(world, self)
         self._heartbeat_at = self._tried_at = self._worked_at = world.now
         world.watcher.work.started(name, self._step_s)
@@ -207,7 +207,7 @@ class SimulatedEngine:
             self.world.after(max(FRAME_S, self._step_s()), self._frame)
 
     def _refusal(self, assign: Assign) -> HandBack | None:
-        """Of a sample that this engine cannot generate, or says so."""
+        """The refusal of a sample that this engine cannot generate, or says so."""
         if self._protocol.draining or not assign.min_version <= self.version <= assign.max_version:
             return None
         if self.plan.rejects or self.world.watcher.poisoned(assign.sample) or self._lie("reject"):
@@ -325,7 +325,7 @@ class SimulatedEngine:
         )
 
     def _tried_s(self) -> float:
-        """Of a decoding step, by its agent; of the agents of every other engine, as of one from before trials, 0."""
+        """Seconds of a decoding step, as its agent says; 0 for every other engine, as of agents from before trials."""
         return 0.0 if sum(self.name.encode()) % 2 else self._step_s()
 
     def _try_again(self) -> None:

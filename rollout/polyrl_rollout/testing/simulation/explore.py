@@ -373,7 +373,7 @@ def _check_end(scene: Scene) -> None:
 
 
 def _digest(scene: Scene) -> bytes:
-    """Of all that any further step could read."""
+    """A digest of all that any further step could read."""
     alike = _decoder.decode(_encoder.encode(scene))
     for state in (alike.state, alike.kept):
         _forget_history(state)

@@ -86,7 +86,7 @@ class _Decided(NamedTuple):
     events: list[Event]
     history: list[HistoryEntry]
     tokens: int
-    """That came in with it."""
+    """Tokens that came in with the events."""
 
 
 class Watcher:
@@ -101,22 +101,22 @@ class Watcher:
         self._audit = Audit()
         self._groups: dict[int, Group] = {}
         self._lost: set[int] = set()
-        """Of them, those that a lost journal had."""
+        """Groups that a lost journal had."""
         self._trained: set[str] = set()
         self._trained_before: set[str] = set()
-        """In batches of managers whose journal was lost."""
+        """Samples trained in batches of managers whose journal was lost."""
         self._batches: dict[int, Batch] = {}
         self._trained_in: dict[int, int] = {}
-        """Steps of their optimizer steps: what was carried trains in a later one than it was asked for."""
+        """By batch: the step of its optimizer steps. What was carried trains in a later one than it was asked for."""
         self._rolled_back: set[int] = set()
-        """Of them, those that no trainer's state contains any more."""
+        """Batches that no trainer's state contains any more."""
         self._forgotten: set[int] = set()
         """Groups whose submission was not accepted when the trainer died: a power cut may take them back."""
         self._requests: dict[int, BatchRequest] = {}
         self._samples_trained: Counter[tuple[int, str]] = Counter()
         self._loaded: dict[str, set[int]] = {}
         self._contexts: dict[str, int] = {}
-        """Of every engine that ever greeted."""
+        """The context of every engine that ever greeted, in tokens."""
         self._last_seen: dict[str, float] = {}
         self._deaf_until = 0.0
         self._events = 0

@@ -46,11 +46,11 @@ class Store(Protocol):
 
     @property
     def commits(self) -> int:
-        """So far."""
+        """How many there were so far."""
 
     @property
     def synced(self) -> int:
-        """Of them, those that survive a power cut."""
+        """How many of the commits survive a power cut."""
 
     def commit(self, events: list[Event], state: LedgerState, at: float) -> None:
         """One transaction; none where nothing is durable."""
@@ -73,10 +73,10 @@ class Rows:
         self._book = PageBook()
         self._in_round = False
         self._images = deque([_Image(0, form.row(0, 0.0, encode_state(state)), last_page=0, rows=(), pages={})])
-        """Of the newest synced commit, and of all after it."""
+        """The image at the newest synced commit, and at each after it."""
 
     def commit(self, events: list[Event], state: LedgerState, at: float) -> None:
-        """And what follows from it: a round of pages, a snapshot at its end."""
+        """One commit, and what follows from it: a round of pages, a snapshot at its end."""
         body = encode_events(events)
         if not body:
             return
@@ -152,7 +152,7 @@ class SimulatedManager:
         self._gathered.to_trainer += outcome.to_trainer
 
     def commit(self, now: float) -> bool:
-        """Of all that was gathered; whether anybody is to hear of it."""
+        """Commits all that was gathered; whether anybody is to hear of it."""
         gathered, self._gathered = self._gathered, Effects()
         self.store.commit(gathered.events, self.ledger.state, self.clock(now))
         self.outbox.put(self.store.commits, gathered)

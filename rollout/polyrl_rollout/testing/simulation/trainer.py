@@ -47,9 +47,9 @@ from polyrl_rollout.testing.simulation.model import STOP_TOKEN, receipt_of
 from polyrl_rollout.testing.simulation.world import Link, World
 
 CHECKPOINT_SHARE: Final = 0.7
-"""Of the steps that begin with a checkpoint."""
+"""Share of the steps that begin with a checkpoint."""
 PROMPTS_FIRST_SHARE: Final = 0.5
-"""Of the steps whose prompts are submitted before their version is published."""
+"""Share of the steps whose prompts are submitted before their version is published."""
 REPLACEMENTS: Final = 30
 """Groups replaced in one step before the trainer takes what it has: filters may leave nothing to find."""
 
@@ -313,7 +313,7 @@ class SimulatedTrainer:
         self._ask_batch()
 
     def _carried_groups(self) -> int:
-        """Of the step before, which this one trains."""
+        """How many groups of the step before this one trains."""
         if self._purpose is not Purpose.TRAIN or self._carried < 0:
             return 0
         return sum(of == (self._carried, Purpose.TRAIN) for of in self._open.values())

@@ -33,10 +33,10 @@ QUIET_S: Final = 1.0
 """Within which a commit that nobody waits for is synced, as in production."""
 
 SYNC_S: Final = ((0.0002, 0.002), (0.0002, 0.002), (0.005, 0.05), (0.2, 1.0))
-"""Of one sync, on the run's disk: a good one, twice; one that others use; one that is about to fail."""
+"""Seconds of one sync, from and to, on the run's disk: a good one, twice; one that others use; one about to fail."""
 
 LATENCY_S: Final = (0.0005, 0.02)
-"""Of one message, from a socket on the same host to a busy one far away."""
+"""Seconds of one message, from those of a socket on the same host to a busy one far away."""
 
 CONFIG: Final = LedgerConfig(
     run_epoch=1,

@@ -9,7 +9,7 @@ from polyrl.ledger.state import LedgerState, step_key
 
 
 class BatchOrder:
-    """Of one run; what it returns is what is wrong, in a sentence."""
+    """Watches the batches of one run; what it returns is what is wrong, in a sentence."""
 
     def __init__(self) -> None:
         self._ready: dict[str, list[int]] = {}

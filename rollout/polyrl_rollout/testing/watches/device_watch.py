@@ -8,7 +8,7 @@ from polyrl.ledger.events import BatchPacked, Event
 
 
 class DeviceWatch:
-    """Of one run. What its questions return is what is wrong, in a sentence; empty if nothing is."""
+    """Watches one run's devices. What its questions return is what is wrong, in a sentence; empty if nothing is."""
 
     def __init__(self) -> None:
         self.learns_alone = False

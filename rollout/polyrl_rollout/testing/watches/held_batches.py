@@ -32,7 +32,7 @@ from polyrl.ledger.state import (
 from polyrl.sample import Pool, Purpose, sample_id
 
 REQUEST_SHARE: Final = 0.5
-"""Of the time that a request gave, after which its batch is delivered whatever is planned."""
+"""Share of the time that a request gave, after which its batch is delivered whatever is planned."""
 
 GIVEN_UP_S: Final = 90.0
 """After the first order to sleep an engine that did not is given up."""
@@ -73,7 +73,7 @@ class _Work(NamedTuple):
 
 
 class HeldBatches:
-    """Of one run; to be asked after every event, by the ledger's clock."""
+    """Watches the held batches of one run; to be asked after every event, by the ledger's clock."""
 
     def __init__(self, learn_s: float = 0.0, paces: dict[str, Callable[[], float]] | None = None) -> None:
         """`learn_s`: what the trainer takes for each batch at least; `paces`: of engines that are there already."""
@@ -85,10 +85,10 @@ class HeldBatches:
         """Engines that were ordered to sleep and have not: since when."""
         self._at, self._learned = 0.0, 0
         self._left: _Work | None = None
-        """While a batch is held for generation."""
+        """What is left, while a batch is held for generation."""
         self._debt = _Work(0.0, 0.0)
         self._held_s = self._idle_s = self._longest_idle_s = 0.0
-        """Of that time, all, since tokens last came from the reserved engines, and the longest that none came."""
+        """Seconds held: all, those since tokens last came from the reserved engines, and the longest without any."""
 
     def started(self, engine: str, step_s: Callable[[], float]) -> None:
         """An engine is there that takes `step_s()` for a token."""

@@ -40,19 +40,19 @@ STATE_BYTES: Final = 8192
 
 ENGINE_BYTES: Final = 1200
 PART_BYTES: Final = 200
-"""Of the state: an engine with its measurements; a sample, group, assignment, step or request that lives."""
+"""Bytes in the state: of an engine with its measurements; of a living sample, group, assignment, step or request."""
 
 SPAN_BYTES: Final = 48
 
 MEMORY_BYTES: Final = 120
-"""Of what has ended: a digest, a number, a time."""
+"""Bytes for each thing that has ended: a digest, a number, a time."""
 
 STATE_EVERY: Final = 101
 """Events between two looks at all that is held."""
 
 
 class HeldMemory:
-    """Of one run."""
+    """Watches what one run holds in memory."""
 
     def __init__(self) -> None:
         self._allowed: Counter[str] = Counter()

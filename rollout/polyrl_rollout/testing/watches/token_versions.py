@@ -8,11 +8,11 @@ from polyrl.wire import Deltas, row_columns
 
 
 class TokenVersions:
-    """Of one run."""
+    """Watches the tokens of one run."""
 
     def __init__(self) -> None:
         self._samples: dict[int, str] = {}
-        """By assignment, ended ones too."""
+        """The sample of each assignment, ended ones too."""
 
     def happened(self, message: object, outcome: Effects, state: LedgerState) -> str:
         """The ledger has decided this on a message. What is wrong, in a sentence."""

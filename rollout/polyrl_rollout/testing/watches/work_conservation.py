@@ -31,7 +31,7 @@ SLOW_TIMES: Final = 10
 
 
 class WorkConservation:
-    """Of one run; to be asked after every event."""
+    """Watches the work of one run; to be asked after every event."""
 
     def __init__(self, max_turns: int) -> None:
         self._max_turns = max_turns

@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 class Offers:
-    """Of one agent, to the members of `neighbours`, until `close`."""
+    """Offers of one agent to the members of `neighbours`, until `close`."""
 
     def __init__(
         self,

@@ -32,9 +32,9 @@ from polyrl.wire.serving import Content, ServedConnection, new_buffer
 UPLOADS: Final = 12
 """Connections at once: twice as many as an agent dials, so that one that nobody has room for is rare."""
 UPLOADS_EACH: Final = 2
-"""Of one agent: an honest one dials once, and again when its machine vanished. Beyond them its own oldest makes way."""
+"""Connections of an agent: an honest one dials once, and again if its machine vanished; beyond, its oldest yields."""
 UPLOAD_BYTES_PER_S: Final = 500e6
-"""Of all together: 4 Gbit/s, a fifth of a core, which seals 2.5 GB/s."""
+"""Bytes per second of all uploads: 4 Gbit/s, a fifth of a core, which seals 2.5 GB/s."""
 UPLOAD_CORES: Final = 0.5
 """For finding, copying and sealing, of all together: an anchor's chunk out of which fourteen deltas are to be taken
 costs five times what another one does, and a question costs the asker next to nothing."""

@@ -26,7 +26,7 @@ from polyrl_rollout.weights.delta_bytes import DeltaBytes
 from polyrl_rollout.weights.staging import Staged
 
 KEPT_SHARE: Final = 0.5
-"""Of a version's bytes that the deltas below it may take in memory: as many as a chain may have."""
+"""Share of a version's bytes that the deltas below it may take in memory: as many as a chain may have."""
 COSTLY_S: Final = 1e-3
 """An inventory that takes longer to make, of some ten thousand chunks, is given for LISTED times as long."""
 LISTED: Final = 20

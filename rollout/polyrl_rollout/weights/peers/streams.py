@@ -41,11 +41,11 @@ log = structlog.get_logger(__name__)
 
 
 class _UselessError(OSError):
-    """It has nothing that is not here."""
+    """The other agent has nothing that is not here."""
 
 
 class _LieError(OSError):
-    """It gave another chunk than it was asked for."""
+    """The other agent gave another chunk than it was asked for."""
 
 
 class PeerStreams:

@@ -68,7 +68,7 @@ class Swarm:
         """By others: the newest of each, used or not."""
         self.server = PeerServer(port, host, self._keys, self._admits, self.shelf.find, self._take_offer)
         self._listening = Neighbours(engine)
-        """Those to whom offers are made."""
+        """Agents to whom offers are made."""
         self._offers = Offers(self.server, self._listening, self.lock, self._dial_to_offer)
 
     @property
