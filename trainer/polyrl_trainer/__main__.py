@@ -86,7 +86,7 @@ def main(  # noqa: PLR0913 - one argument per flag
 
 
 def _exit_code(arguments: Arguments) -> int:
-    """Of a run, with its error printed."""
+    """Exit code of a run, whose error is printed."""
     try:
         return _run(arguments)
     except PolyRLError as error:

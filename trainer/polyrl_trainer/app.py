@@ -135,7 +135,7 @@ async def run_trainer(arguments: Arguments) -> bool:
 
 
 async def run_other_pod(arguments: Arguments) -> int:
-    """Of any pod but the first: it computes what that one says. Returns the exit code."""
+    """Runs any pod but the first: it computes what that one says. Returns the exit code."""
     job = read_job(arguments.job)
     assert arguments.pods_at is not None, "or this pod is the only one"
     trainer, engine = job.spec.trainer, _engine(job, arguments)
@@ -434,14 +434,14 @@ def _engine(job: PolyRLJob, arguments: Arguments) -> EngineConfig:
 
 
 def _sleep(job: PolyRLJob) -> ReservedSleep:
-    """Of an engine on this process's devices."""
+    """When an engine on this process's devices sleeps."""
     spec = job.spec
     may = spec.trainer.reserved_engine and spec.rollout.engine.type.is_server
     return spec.trainer.reserved_sleep if may and not os.environ.get(ENGINE_APART) else ReservedSleep.NEVER
 
 
 def _threads(job: PolyRLJob, arguments: Arguments) -> int:
-    """Of each rank: its share of those that rollouts leave to the learner, by the worker's environment."""
+    """Threads of each rank: its share of those that rollouts leave to the learner, by the worker's environment."""
     return max(1, int(os.environ.get("OMP_NUM_THREADS", "1")) // _processes_here(job, arguments))
 
 

@@ -91,7 +91,7 @@ class BufferPlace(msgspec.Struct, frozen=True):
     path: str
     """Where a process of the same account on that machine opens it."""
     name: str
-    """Of no other on any machine: what is opened by `path` elsewhere has another."""
+    """A name that no other buffer on any machine has: what is opened by `path` elsewhere has another."""
     begin: int
     end: int
 

@@ -34,7 +34,7 @@ class EvaluationPrompts:
     """One set of an evaluation."""
 
     name: str
-    """Of `evaluation.sets`; empty: `data.eval`."""
+    """Name in `evaluation.sets`; empty: `data.eval`."""
     prompts: Sequence[examples.Prompt]
     sampling: EvaluationSampling
     pass_reward: float | None = None
@@ -54,7 +54,7 @@ class Prepared:
     chat: bool
     """Prompts went through the tokenizer's chat template."""
     system_prompt: str
-    """That begins every conversation; empty: none."""
+    """The system prompt that begins every conversation; empty: none."""
 
 
 def prepare(spec: JobSpec, manifest_dir: Path) -> Prepared:

@@ -187,7 +187,7 @@ class Session:
         await self.saves.begin(self.state, backend, self.critic, size=size, on_durable=cover, copied=copied)
 
     def _left_s(self) -> float | None:
-        """Of the grace; None: any time, as for the end of a stage, which nobody computes again."""
+        """Seconds left of the grace; None: any time, as for the end of a stage, which nobody computes again."""
         if self.leave_by is None or self.state.stage_done:
             return None
         return self.leave_by - asyncio.get_running_loop().time()

@@ -80,7 +80,7 @@ class TrainerState(msgspec.Struct):
     carried: int = 0
     """Prompts at the front of the cursor that the newest RL step left over: the next one trains all of them."""
     trained_groups: int = 0
-    """Of the next RL step, by mini-batches of it that are learned: a run that was asked to stop had begun it."""
+    """Groups of the next RL step, by mini-batches of it that are learned: a run that was asked to stop had begun it."""
     cursors: dict[str, Any] = {}
     """`DataBuffer.state()` by stage."""
     results: Results = msgspec.field(default_factory=Results)

@@ -90,7 +90,7 @@ class EngineConfig:
     """What is in the host's memory: the optimizer's moments, or, of ranks, weights and gradients too, a layer's weights
     on the GPU while it computes."""
     dp_replicate: int = 1
-    """Of ranks: so many copies of the model, each in shards over its part of them."""
+    """Copies of the model that the ranks have, each in shards over its part of them."""
     wait_seconds: float = 1800.0
     """Deadline of the calls that wait for all queued work (export, save, load)."""
 

@@ -17,8 +17,8 @@ PEAK_FLOPS: Final = {
 }  # fmt: skip
 """Dense bfloat16 operations per second by a word of the device's name, as NVIDIA publishes them for the SXM form."""
 OPERATIONS_PER_PARAMETER: Final = 2
-"""Of a token in one direction: a multiplication and an addition (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
-Forward, backward to what came in, and, where a parameter learns, backward to it."""
+"""Operations of a token in one direction: a multiplication and an addition (Kaplan et al. 2020, arXiv 2001.08361,
+section 2.1). Forward, backward to what came in, and, where a parameter learns, backward to it."""
 ATTENTION_OPERATIONS: Final = 6
 """Per layer, width and pair of positions of a sequence: two products of two operations each, forward once and backward
 twice, of which a causal mask needs half (Chowdhery et al. 2022, arXiv 2204.02311, appendix B, without the half)."""
@@ -33,14 +33,14 @@ class MatrixSizes:
     head: int
     """For learned tokens only."""
     learning_body: int
-    """Of those, the ones that learn: with adapters only they do."""
+    """Parameters of the body that learn, and below those of the head: with adapters only the adapters do."""
     learning_head: int
     attention_width: int = 0
     """Heads times their width, summed over layers; where a layer looks at a window only, its use is stated too high."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> MatrixSizes:
-        """Of an embedding one row is read."""
+        """The sizes of a model; an embedding is left out, since only one row of it is read."""
         embeddings, outputs = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
         read_by_row, multiplied = (list(one.parameters()) if one is not None else [] for one in (embeddings, outputs))
         outside = {id(one) for one in [*read_by_row, *multiplied]}
@@ -54,7 +54,7 @@ class MatrixSizes:
         )
 
     def operations(self, lengths: Sequence[int], learned: int) -> float:
-        """Of one pass forward and backward over sequences of these lengths, `learned` of whose tokens are learned."""
+        """Operations of one pass, forward and backward, over sequences of `lengths`, with `learned` learned tokens."""
         tokens = sum(lengths)
         through = self.body * tokens + self.head * learned
         to_parameters = self.learning_body * tokens + self.learning_head * learned
@@ -80,7 +80,7 @@ def _count(parameters: Sequence[torch.nn.Parameter]) -> int:
 
 
 def device_use(device: torch.device) -> DeviceUse | None:
-    """Of a GPU, whoever holds it; None of a CPU."""
+    """Memory of a GPU, whoever holds it; None of a CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -95,8 +95,8 @@ def give_back(device: torch.device) -> None:
 
 
 def device_numbers(device: torch.device) -> dict[str, float]:
-    """Of a GPU: the most bytes allocated and reserved so far, and its peak FLOP/s where its name is known. Of a CPU
-    nothing."""
+    """Numbers of a GPU: the most bytes allocated and reserved so far, and its peak FLOP/s where its name is known. Of a
+    CPU nothing."""
     if device.type != "cuda":
         return {}
     words = torch.cuda.get_device_name(device).replace("-", " ").split()

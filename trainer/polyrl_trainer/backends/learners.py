@@ -31,7 +31,7 @@ class Learners(Protocol):
 
     @property
     def machines(self) -> OtherMachines | None:
-        """That a learner is on beside this one."""
+        """Machines beside this one that a learner is on."""
 
     async def gather(self) -> None:
         """Returns once all machines that they need have come, before the first is made. Raises DeadlineExceeded."""

@@ -17,7 +17,7 @@ LISTENS: Final = "0A"
 MAPPED: Final = "0000000000000000FFFF0000"
 """How an address of IPv4 begins where it is written as one of IPv6: one end of a connection may be either."""
 HERE: Final = re.compile(r"[0-9A-F]{6}7F|0{24}01000000")
-"""Of loopback: 127.0.0.0/8 and ::1, as the kernel writes them."""
+"""Addresses of loopback: 127.0.0.0/8 and ::1, as the kernel writes them."""
 SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
 
 
@@ -50,7 +50,7 @@ def strangers(table: list[Connection], own: Set[int], uid: int) -> list[int]:
 
 
 def strangers_here() -> list[int]:
-    """Of this process, now; seen twice, since the kernel's table changes while it is read."""
+    """The strangers that this process has now; looked for twice, since the kernel's table changes while it is read."""
     first = _read_now()
     return sorted({*first} & {*_read_now()}) if first else []
 

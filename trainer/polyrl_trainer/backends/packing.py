@@ -60,7 +60,7 @@ class PackingPolicy:
         return cls(max_tokens=max_tokens, row_tokens=max_tokens, one_row=True, slices=slices)
 
     def width(self, tokens: int) -> int:
-        """Of a row that holds so many: what the slices need more is padding."""
+        """Width of a row that holds so many tokens: what the slices need more is padding."""
         return -(-tokens // self.slices) * self.slices
 
 

@@ -179,7 +179,7 @@ class Within(Protocol):
 
 
 def at_once(work: Callable[[], R]) -> R:
-    """Of a model that is whole in this process."""
+    """`Within` for a model that is whole in this process."""
     return work()
 
 
@@ -218,7 +218,7 @@ class Policy:
         return self._of_samples(samples, lambda batch: self.outputs(batch, temperature).log_probs)
 
     def values(self, samples: Sequence[Sample]) -> list[npt.NDArray[np.float32]]:
-        """The same by the value head."""
+        """float32[T] per sample, in the order given, by the value head."""
         return self._of_samples(samples, self.position_values)
 
     def _outputs(self, batch: PackedBatch, temperature: float, entropy_gradient: bool) -> PassOutputs:
@@ -301,7 +301,7 @@ def packing_for(model: PreTrainedModel, max_tokens: int, slices: int = 1) -> Pac
 
 
 def device_name(wanted: str) -> str:
-    """Of `EngineConfig.device`. Raises UserError for a GPU where there is none."""
+    """Name of the device that `EngineConfig.device` means. Raises UserError for a GPU where there is none."""
     found = torch.cuda.is_available()
     if wanted.startswith("cuda") and not found:
         raise UserError(

@@ -17,11 +17,11 @@ TensorFiles = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 class SavedState:
-    """Of one model. One save after the other has the same memory: pages that are touched for the first time take ten
-    times as long, and a step waits for them."""
+    """State of one model. One save after the other has the same memory: pages that are touched for the first time take
+    ten times as long, and a step waits for them."""
 
     def __init__(self, wait_seconds: float, writer: Writer | None = None) -> None:
-        """`writer`: of several models that are written in one order."""
+        """`writer`: one for several models that are written in one order."""
         self._wait_seconds = wait_seconds
         self._buffers: dict[tuple[str, str], torch.Tensor] = {}
         self._writer = writer or Writer("saved state")

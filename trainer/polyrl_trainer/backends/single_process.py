@@ -135,7 +135,7 @@ class TorchBackend(Learner):
         return self._background.wait_for("a copy of the learner's state", self._save, folder, copied)
 
     def state_bytes(self) -> int:
-        """Of adapters that are saved alone, theirs."""
+        """Bytes of a save; where adapters are saved alone, of theirs."""
         adapter, model = self._model.adapter, self._policy.model
         whole = adapter is None or adapter.save_merged
         weights = (one for one in model.parameters() if whole or one.requires_grad)
@@ -207,7 +207,7 @@ class TorchBackend(Learner):
         return {name: tensor.detach().contiguous() for name, tensor in state.items() if name not in tied}
 
     def _own_value_head(self) -> dict[str, torch.Tensor]:
-        """Of a policy that is its own critic: no engine knows of it."""
+        """The value head of a policy that is its own critic: no engine knows of it."""
         if self._policy.head != "both":
             return {}
         return {HEAD_WEIGHT: dict(self._policy.model.named_parameters())[HEAD_WEIGHT].detach()}

@@ -49,7 +49,7 @@ class TrainingState(msgspec.Struct, frozen=True):
     checksums: dict[str, str]
     """xxh3-128 in hex, by file name, of every other file."""
     base: str = ""
-    """Of the weights below adapters, see `lora.base_checksum`; empty without adapters."""
+    """Checksum of the weights below adapters, see `lora.base_checksum`; empty without adapters."""
 
 
 def write_checkpoint(
@@ -134,7 +134,7 @@ def read_state(folder: Path, *, check: bool = True) -> TrainingState:
 
 
 def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
-    """Of what an own loss may draw from, by kind of device."""
+    """States of the generators that an own loss may draw from, by kind of device."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -142,7 +142,7 @@ def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def restore_generators(path: Path, device: torch.device) -> None:
-    """As they were written; a GPU's is left as it is where none was written. Raises InvalidData."""
+    """Sets generators as they were written; a GPU's is left as it is where none was written. Raises InvalidData."""
     found = read_tensors(path, None)
     here = {kind: state for kind, state in generator_states(device).items() if kind == "cpu" or kind in found}
     check_tensors(path, {kind: state for kind, state in found.items() if kind in here}, here)

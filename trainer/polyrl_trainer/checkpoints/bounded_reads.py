@@ -21,8 +21,8 @@ H = TypeVar("H", bound=asyncio.BaseProtocol)
 R = TypeVar("R")
 
 LISTED_BYTES: Final = 64 << 20
-"""Of a listing and the seals that it names: some 150,000 objects, of which a model has 2,048 and a checkpoint hundreds.
-Of an S3 store they took 0.4 GB of memory."""
+"""Bytes of a listing and the seals that it names: some 150,000 objects, of which a model has 2,048 and a checkpoint
+hundreds. Of an S3 store they took 0.4 GB of memory."""
 PACE_S: Final = 60.0
 LEAST_BYTES: Final = 1 << 20
 """In each PACE_S of one read, as `polyrl get` asks of a cluster: a thousandth of what a poor store delivers."""
@@ -91,7 +91,7 @@ class BoundedReads:
 
     @contextmanager
     def bounded(self, most: int | None) -> Iterator[None]:
-        """Of what is read within. Raises OSError, whatever the library made of its end."""
+        """Bounds what is read within, to `most` bytes. Raises OSError, whatever the library made of its end."""
         if self._loop is None:
             yield
             return

@@ -35,7 +35,7 @@ MODEL: Final = "model"
 CRITIC: Final = "critic"
 UNFINISHED_PREFIX: Final = ".unfinished-"
 REPLACED_PREFIX: Final = f"{UNFINISHED_PREFIX}replaced-"
-"""Of one that was saved again, until the other has its name; it gets it back where the trainer was killed before."""
+"""Prefix of one saved again, until the other has its name; it gets it back where the trainer was killed before."""
 
 CompleteModel = Callable[[Path, TrainerState], None]
 """Writes into a model's folder what others need beside the weights."""

@@ -40,7 +40,7 @@ class SaveInFlight:
 
 
 class Saves:
-    """Of one run. All methods are the event loop's."""
+    """Saves of one run. All methods are the event loop's."""
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
@@ -134,7 +134,7 @@ class Saves:
         return taken
 
     def why_unsaved(self) -> str:
-        """Of a state that no checkpoint holds yet; empty: nothing is in flight and nothing failed."""
+        """Why no checkpoint holds the state yet; empty: nothing is in flight and nothing failed."""
         if self._in_flight is not None:
             return f"{self._in_flight.name} is still written, after {time.monotonic() - self._in_flight.began:.1f} s"
         return "" if self._failure is None else f"the save failed: {self._failure}"

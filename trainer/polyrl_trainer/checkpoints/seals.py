@@ -49,7 +49,7 @@ def seal_in(path: Path) -> Seal:
 
 
 def prunable(found: Sequence[tuple[str, Seal]], keep: int) -> list[str]:
-    """Those that go, of all that there are by name, the oldest first: of parts of a step all but the newest, then what
+    """Names to be removed, of all that there are, the oldest first: of parts of a step all but the newest, then what
     is more than `keep`. The last of a stage stays."""
     ordinary = [name for name, seal in found if not seal.stage_final]
     useful = [name for name in ordinary if PART not in name or name == found[-1][0]]

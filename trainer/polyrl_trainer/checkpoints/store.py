@@ -31,9 +31,9 @@ WRITER: Final = ".trainer"
 PROBE: Final = ".probe-"
 """Before a trainer's name, while it starts: two that start together must not remove each other's."""
 STORED_NAME: Final = re.compile(r"[a-z][a-z-]*-step-[0-9]{1,18}(-and-[0-9]{1,18}-groups)?[.][0-9]{1,18}")
-"""Of a checkpoint in a store; what is called otherwise, as a copy that somebody put there by hand, is not ours."""
+"""Name of a checkpoint in a store; what is called otherwise, as a copy that somebody put there by hand, is not ours."""
 SEAL_BYTES: Final = 4 << 20
-"""Of a seal: some 40,000 files, of which a checkpoint has hundreds."""
+"""Bytes of a seal: some 40,000 files, of which a checkpoint has hundreds."""
 PACKAGES: Final = {"s3": "polyrl[s3]", "s3a": "polyrl[s3]", "gs": "polyrl[gcs]", "gcs": "polyrl[gcs]"}
 """What speaks to a scheme, beside those that need nothing."""
 WITHOUT_FOLDERS: Final = {"s3", "s3a", "gs", "gcs", "az", "abfs"}
@@ -41,7 +41,7 @@ WITHOUT_FOLDERS: Final = {"s3", "s3a", "gs", "gcs", "az", "abfs"}
 first, which an account of one prefix may not."""
 REFUSALS: Final = (PermissionError, FileNotFoundError, NotADirectoryError, FileExistsError, ValueError)
 WITHOUT_ACCOUNT: Final = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
-"""Of botocore and google.auth, which need not be installed. Whatever else a store says may be over in a while."""
+"""Errors of botocore and google.auth, which need not be installed. What else a store says may be over in a while."""
 
 
 class AtMost(fsspec.callbacks.Callback):  # type: ignore[misc]
@@ -57,12 +57,12 @@ class AtMost(fsspec.callbacks.Callback):  # type: ignore[misc]
 
 
 def name_in_store(name: str, seal: Seal) -> str:
-    """Of the checkpoint that is called `name` in a run's folder."""
+    """Name in the store of the checkpoint that is called `name` in a run's folder."""
     return f"{name}.{seal.serial}"
 
 
 class CheckpointStore:
-    """Of one run."""
+    """Checkpoints of one run, in a store."""
 
     def __init__(self, uri: str) -> None:
         """Raises InvalidData for a URI that nothing here can reach."""
@@ -88,7 +88,7 @@ class CheckpointStore:
         self._ask_first("written to", lambda: self._note(WRITER, writer))
 
     def complete(self) -> dict[str, Seal]:
-        """Those that are here, by name, the oldest first."""
+        """Complete checkpoints that are here, by name, the oldest first."""
         found = self._read(self._sealed, LISTED_BYTES)
         return dict(sorted(found.items(), key=lambda one: (one[1].serial, one[0])))
 
@@ -99,7 +99,7 @@ class CheckpointStore:
         self._asked(lambda: self._put(checkpoint, seal, name_in_store(checkpoint.name, seal), writer))
 
     def prune(self, keep: int) -> None:
-        """Those that are not prunable stay; what a kill left half goes too."""
+        """Removes what is prunable, and what a kill left half."""
         complete = self.complete()
         half = [name for name in self._asked(self._bounded_folders) if name not in complete]
         for name in (*half, *prunable([*complete.items()], keep)):

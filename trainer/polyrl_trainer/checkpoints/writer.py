@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class Writer:
-    """Of the daemon kind: a disk that hangs keeps threads of an executor, and with them Python, from ending."""
+    """A daemon thread: a disk that hangs keeps threads of an executor, and with them Python, from ending."""
 
     def __init__(self, name: str) -> None:
         self._name = name

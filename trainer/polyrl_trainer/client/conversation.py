@@ -230,8 +230,8 @@ class Cursor:
         self.next_group = max(self.next_group, *(group.id + 1 for group in groups), 0)
 
     def turn_ended(self, group: int) -> None:
-        """Of this group, so the manager has it, though the answer to its submission may be lost: should the
-        journal be lost as well, its verdicts must not meet another sample of the same name."""
+        """A turn of this group ended, so the manager has it, though the answer to its submission may be lost: should
+        the journal be lost as well, its verdicts must not meet another sample of the same name."""
         self.next_group = max(self.next_group, group + 1)
 
     def see(self, batch: Batch) -> None:
@@ -239,8 +239,8 @@ class Cursor:
         self.next_batch = max(self.next_batch, batch.number + 1)
 
     def acknowledge(self, batch: int) -> None:
-        """It is part of the trainer's state. Raises RequestRefused for a number that no batch had yet: in a greeting
-        or a checkpoint it would stand for one that comes later, which nobody has learned."""
+        """The batch is part of the trainer's state. Raises RequestRefused for a number that no batch had yet: in a
+        greeting or a checkpoint it would stand for one that comes later, which nobody has learned."""
         if not 0 <= batch < self.next_batch:
             raise RequestRefused(f"batch {batch} was never received; batches below {self.next_batch} were")
         if not has_number(self.acknowledged, batch):
@@ -253,7 +253,7 @@ class Cursor:
             self._open.pop(scored.group, None)
 
     def drop(self, dropped: GroupDropped) -> None:
-        """It will not be delivered."""
+        """The group will not be delivered."""
         self._open.pop(dropped.group, None)
 
     def end_step(self, step: int, purpose: Purpose) -> list[int]:

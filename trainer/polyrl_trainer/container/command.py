@@ -44,11 +44,11 @@ class ContainerCommand:
     threads: int
 
     def agent_command(self, number: int) -> list[str]:
-        """Of this engine."""
+        """Command of this engine's agent."""
         return [word.replace(ENGINE_SLOT, str(number)) for word in self.agent]
 
     def agent_environment(self, number: int, environ: Mapping[str, str]) -> dict[str, str]:
-        """Of this engine, in a container with `environ`."""
+        """Environment of this engine's agent, in a container with `environ`."""
         own = inherited(environ, OF_ENGINES) | {"OMP_NUM_THREADS": str(self.threads)}
         first, after = number * self.gpus_each, (number + 1) * self.gpus_each
         there = [gpu for gpu in environ.get(VISIBLE_GPUS, "").split(",") if gpu] or list(map(str, range(after)))

@@ -31,7 +31,7 @@ NOTES: Final = ".fetched.json"
 VERSIONS: Final = ("ETag", "etag", "md5Hash", "generation", "mtime", "created")
 """What stores call a file's version; the first that is there counts."""
 MAX_FILES: Final = 2_048
-"""Of one model, whose shards are hundreds at most: with each file that comes the notes of all are written anew."""
+"""Files of one model, whose shards are hundreds at most: with each that comes the notes of all are written anew."""
 
 
 class Notes(msgspec.Struct):

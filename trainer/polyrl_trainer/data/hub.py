@@ -33,7 +33,7 @@ def model_folder(model: ModelSpec, manifest_dir: Path) -> Path | None:
 
 
 def cached_folder(model: ModelSpec, manifest_dir: Path) -> Path | None:
-    """The same, if it is on this machine already."""
+    """The model's folder, if it is on this machine already; None for a model made from a config."""
     return None if model.source is None else cached_path(model.source, manifest_dir)
 
 
@@ -49,7 +49,7 @@ def local_path(source: Source, manifest_dir: Path) -> Path:
 
 
 def fetch(source: Source, manifest_dir: Path) -> Path:
-    """The same, from wherever it is. Raises InvalidData."""
+    """The folder or file, from wherever it is. Raises InvalidData."""
     if source.is_claimed and MODEL_CLAIM not in os.environ:
         raise InvalidData(f"{source.field}: {source.path} is a claim of a cluster; name a folder of this machine")
     if not is_fetched(source, manifest_dir):
@@ -62,7 +62,7 @@ def fetch(source: Source, manifest_dir: Path) -> Path:
 
 
 def cached_path(source: Source, manifest_dir: Path) -> Path | None:
-    """The same, if it is on this machine already; nothing is where not even what downloads it is installed."""
+    """The folder or file, if it is on this machine already; None where not even what downloads it is installed."""
     if source.is_claimed and MODEL_CLAIM not in os.environ:
         return None
     if not is_fetched(source, manifest_dir):
@@ -101,7 +101,7 @@ def wanted(source: Source) -> tuple[str, ...] | None:
 
 
 def stores_cache() -> Path:
-    """Of object stores' files; huggingface_hub has one of its own."""
+    """Folder for object stores' files; huggingface_hub has one of its own."""
     if (named := os.environ.get(FETCHED)) is not None:
         return Path(named) / "stores"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyrl" / "models"

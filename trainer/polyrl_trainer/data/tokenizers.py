@@ -258,7 +258,7 @@ class HuggingFaceTokenizer:
 
 
 def _trimming_steps(tokenizer: Any) -> list[Any]:
-    """Those that say of a token that begins with a space that it begins behind it, so it would not be seen to span a
+    """Steps that say of a token that begins with a space that it begins behind it, so it would not be seen to span a
     prompt that ends with one."""
     from tokenizers import processors
 

@@ -26,7 +26,7 @@ SEND_MS: Final = 2_000
 
 
 class ToManager:
-    """Of one run. For one thread."""
+    """Connection of one run's fetch to the manager. For one thread."""
 
     def __init__(self, endpoints: Path, keys: Path) -> None:
         self._endpoints, self._keys = endpoints, keys

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class SharedDevices:
-    """Of one learner; of several ranks the first one's GPU stands for all."""
+    """Devices of one learner; of several ranks the first one's GPU stands for all."""
 
     def __init__(self, sleep: ReservedSleep, measure: Callable[[], DeviceUse | None]) -> None:
         """`measure` asks the driver; None without a GPU."""
@@ -61,5 +61,5 @@ class SharedDevices:
 
 
 def not_shared() -> SharedDevices:
-    """Of a learner beside which no engine can sleep."""
+    """Devices of a learner beside which no engine can sleep."""
     return SharedDevices(ReservedSleep.NEVER, lambda: None)

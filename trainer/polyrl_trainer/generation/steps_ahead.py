@@ -58,7 +58,7 @@ class StepsAhead:
     _carried: StepGroups | None = None
     """What the step before the next one left over."""
     _training: TrainingGroups | None = None
-    """Of the step that began last."""
+    """Groups of the step that began last."""
 
     async def begin(self, step: int) -> TrainingGroups:
         """The groups of `step`, which begins with the version that was published last; the steps after it are
@@ -123,7 +123,7 @@ class StepsAhead:
 
     @property
     def carried_prompts(self) -> int:
-        """Of `not_begun`, those at its front that the step before left over."""
+        """How many prompts at the front of `not_begun` the step before left over."""
         return len(self._carried.live) if self._carried is not None else 0
 
     def not_begun(self) -> list[DrawnItem[Prompt]]:

@@ -67,9 +67,9 @@ class StepGroups:
     submitted: int = 0
     """Prompts, replacements among them."""
     filtered_rewards: list[list[float]] = field(default_factory=list)
-    """Of each filtered group whose rewards are known."""
+    """Rewards of each filtered group where they are known."""
     heir: StepGroups | None = None
-    """Of what an earlier step left over: the step that trains it, which gets the replacements."""
+    """For what an earlier step left over: the step that trains it, which gets the replacements."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def submit(self, draws: Sequence[DrawnItem[Prompt]]) -> None:

@@ -24,7 +24,7 @@ class TrainingGroups:
     prompts: int
     own: StepGroups
     carried: StepGroups | None
-    """Of the step before."""
+    """Groups of the step before."""
     version: int
     """The newest when the step began."""
     carries_on: bool = False
@@ -42,7 +42,7 @@ class TrainingGroups:
 
     @property
     def samples_per_group(self) -> int:
-        """The same in all of them."""
+        """How many samples each group has."""
         return self.own.plan.samples_per_group
 
     @property
@@ -86,7 +86,7 @@ class TrainingGroups:
 
     @property
     def filtered_rewards(self) -> list[list[float]]:
-        """Of each filtered group whose rewards are known."""
+        """Rewards of each filtered group where they are known."""
         return [rewards for source in self.sources for rewards in source.filtered_rewards]
 
     @property

@@ -48,7 +48,7 @@ class Critic:
         return step <= self.recipe.algorithm.critic.warmup_steps
 
     def take_metrics(self, policy: Mapping[str, float]) -> dict[str, float]:
-        """Of its updates since the last call, named as verl names them; `policy` are the averages of the policy's."""
+        """Metrics of the critic's updates since the last call, named as verl's; `policy`: averages of the policy's."""
         learned, updates = averages(self._sums), self._updates
         self._sums, self._updates = {}, []
         norms = [one.grad_norm for one in updates if not one.not_finite]
@@ -65,7 +65,7 @@ class SharedCritic(Critic):
     """A value head beside the policy's own, on one trunk: `backend` is the policy's, and its loss has both terms."""
 
     async def learn(self, mini_batch: Sequence[Sample]) -> dict[str, float]:
-        """It learns with the policy."""
+        """The critic learns with the policy."""
         return {}
 
     def take_metrics(self, policy: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from polyrl.manifest.recipe import RecipeSpec
 RECOVERY_S: Final = 600.0
 """A fleet that has just lost everything but its reserved engine is back by then."""
 FIRST_TOKENS_PER_S: Final = 10.0
-"""Of one sequence, before any was measured: full engines on GPUs give 20 to 40, the embedded one hundreds."""
+"""Speed of one sequence, before any was measured: full engines on GPUs give 20 to 40, the embedded one hundreds."""
 MIN_TOKENS_PER_S: Final = 1.0
 """A measurement below it says that answers are short, not that the engines are so slow."""
 SLOWDOWN: Final = 2.0

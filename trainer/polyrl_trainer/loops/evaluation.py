@@ -43,7 +43,7 @@ from polyrl_trainer.weights.policy_versions import PolicyVersions
 log = structlog.get_logger()
 
 PREFIX: Final = "eval/"
-"""Of the metrics' names."""
+"""What the metrics' names begin with."""
 EXACT_MATCH: Final = f"{PREFIX}{pass_rates.MATCH}"
 """The metric; a share. There if the reward function gives it."""
 SUPPLY_DEADLINE_S: Final = 30.0

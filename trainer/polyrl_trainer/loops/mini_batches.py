@@ -39,7 +39,7 @@ def groups_per_mini_batch(algorithm: AlgorithmSpec) -> int:
 
 
 def mini_batches_left(algorithm: AlgorithmSpec, trained_groups: int) -> int:
-    """Of an RL step of which so many groups are learned already. Raises InvalidData when the rest cannot be divided."""
+    """Mini-batches left of an RL step with so many groups learned. Raises InvalidData if the rest cannot be divided."""
     if fault := mini_batch_fault(algorithm, trained_groups):
         raise InvalidData(f"recipe.algorithm: {fault}")
     return (algorithm.prompts_per_step - trained_groups) // groups_per_mini_batch(algorithm)

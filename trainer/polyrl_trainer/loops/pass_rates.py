@@ -19,7 +19,7 @@ from polyrl.sample import Scored
 MATCH: Final = "exact_match"
 """What a reward function names that knows right from wrong."""
 WHOLE_REWARD: Final = 1.0
-"""Of an answer that passes where the reward names no exact match, and the manifest no `passReward`."""
+"""Reward of an answer that passes where the reward names no exact match, and the manifest no `passReward`."""
 
 
 def pass_at(k: int, answers: int, passed: int) -> float:
@@ -68,7 +68,7 @@ def _sizes(answers: int) -> list[int]:
 
 
 def has_passed(scored: Scored, pass_reward: float | None) -> bool:
-    """As `recipe.evaluation.passReward` says."""
+    """Whether an answer passes, as `recipe.evaluation.passReward` says."""
     if pass_reward is not None:
         return scored.reward >= pass_reward
     if MATCH in scored.metrics:

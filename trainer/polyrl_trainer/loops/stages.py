@@ -65,12 +65,12 @@ class Stages:
     session: Session
     engine: EngineConfig
     max_context: int
-    """Of a row, or of a prompt and its response, in tokens."""
+    """Tokens of a row, or of a prompt and its response."""
     learners: Learners = field(default_factory=SingleProcess)
     resumed_from: Path | None = None
     own: OwnAlgorithm = NOTHING_OWN
     sleep: ReservedSleep = ReservedSleep.NEVER
-    """Of an engine on the learner's devices; never where there is none."""
+    """When an engine on the learner's devices sleeps; never where there is none."""
 
     @cached_property
     def devices(self) -> SharedDevices:

@@ -66,7 +66,7 @@ class Drawers:
         return replace(sample, drawers=drawers)
 
     def measures(self, sums: Mapping[str, float]) -> list[EngineMeasure]:
-        """Of all passes of a step together."""
+        """What all passes of a step together say of each engine."""
         cohorts: dict[tuple[int, int], int] = {}
         rows = []
         for (engine, *cohort), number in self._numbers.items():

@@ -88,8 +88,8 @@ def with_value_loss(policy: Loss, algorithm: AlgorithmSpec) -> Loss:
 
 
 def value_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Of a whole step, over the tokens that the policy drew, named as verl names them: mean, max and min of values and
-    of returns, and the share of the returns' variance that the values foresaw."""
+    """Numbers of a whole step, over the tokens that the policy drew, named as verl names them: mean, max and min of
+    values and of returns, and the share of the returns' variance that the values foresaw."""
     drawn = [sample.loss_mask > 0 for sample in samples]
     columns = {
         name: np.concatenate([getattr(one, field)[mask] for one, mask in zip(samples, drawn, strict=True)])

@@ -17,7 +17,7 @@ TokenLoss = Callable[[LossInputs], tuple[torch.Tensor, Mapping[str, torch.Tensor
 """float32[P], what each learned token adds to the loss, and float32[P] of each number for the log."""
 
 GroupAdvantage = Callable[[Sequence[Sample]], Sequence[npt.NDArray[np.float64]]]
-"""Of all samples of one prompt, float64[T] of each; their `reward` is what the advantage is of, penalties taken off."""
+"""Advantages of all samples of one prompt, float64[T] each; `reward` is what they are of, penalties taken off."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from polyrl_trainer.losses.sft import as_floats
 
 
 def dpo_loss(inputs: LossInputs, dpo: DpoSpec) -> tuple[torch.Tensor, dict[str, float]]:
-    """Of each pair, with d = (log pi - log piRef of the chosen answer) - (the same of the rejected one), logprobs
+    """Sum over pairs, with d = (log pi - log piRef of the chosen answer) - (the same of the rejected one), logprobs
     summed over an answer's learned tokens, b = `beta` and e = `labelSmoothing`:
 
     sigmoid: -(1 - e) log sigmoid(b d) - e log sigmoid(-b d) (Rafailov et al. 2023, arXiv 2305.18290; e: Mitchell 2023)
@@ -55,7 +55,7 @@ def dpo_loss(inputs: LossInputs, dpo: DpoSpec) -> tuple[torch.Tensor, dict[str, 
 
 
 def reward_model_loss(inputs: LossInputs, model: RewardModelSpec) -> tuple[torch.Tensor, dict[str, float]]:
-    """Of each pair -log sigmoid(c - r - m) + w (c + r)^2, c and r the scores of the chosen and of the rejected answer
+    """Sum over pairs of -log sigmoid(c - r - m) + w (c + r)^2, c and r the scores of the chosen and the rejected answer
     (Bradley and Terry 1952), m the margin that the chosen one's `advantages` hold (Touvron et al. 2023, arXiv
     2307.09288, eq. 2), w `centerRewardsCoefficient` (Eisenstein et al. 2023, arXiv 2312.09244).
 

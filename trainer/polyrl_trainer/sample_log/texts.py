@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 MAX_NAME_CHARS: Final = 200
-"""Of a reward's metric, whose name is the user's."""
+"""Characters of the name of a reward's metric, which is the user's."""
 
 
 def readable(text: str, max_chars: int) -> str:

@@ -14,19 +14,19 @@ from polyrl.manifest.recipe import MlflowSpec
 from polyrl_trainer.sinks.port import MetricRow, SinkRun, Texts, by_path
 
 TIMEOUT_S: Final = 10
-"""Of one request; MLflow's own default is 120 s."""
+"""Longest time of one request; MLflow's own default is 120 s."""
 RETRIES: Final = 1
 """By MLflow itself; `delivery` tries again as well."""
 METRICS_AT_ONCE: Final = 1000
 PARAMS_AT_ONCE: Final = 100
 """Most that a server takes in one request."""
 MAX_PARAM_CHARS: Final = 6000
-"""Of a parameter's value there."""
+"""Characters of a parameter's value in MLflow."""
 STATUS_OF: Final = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 MAX_KEY_CHARS: Final = 250
-"""Of a name there."""
+"""Characters of a name in MLflow."""
 DIGEST_CHARS: Final = 16
-"""Of a longer name's hash, which keeps names apart that begin alike."""
+"""Characters of a longer name's hash, which keeps names apart that begin alike."""
 _FOREIGN: Final = re.compile(r"[^\w.\-/ ]", re.ASCII)
 
 

@@ -10,9 +10,9 @@ from polyrl.sample_record import Chosen, SampleRecord
 from polyrl_trainer.sinks.port import MetricRow, Texts
 
 SHOWN_SAMPLES: Final = 4
-"""Of one step or one evaluation; samples.jsonl has more."""
+"""Samples shown of one step or one evaluation; samples.jsonl has more."""
 SHOWN_CHARS: Final = 1000
-"""Of a text."""
+"""Characters shown of a text."""
 
 
 class TensorBoardSink:

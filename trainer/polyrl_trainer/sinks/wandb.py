@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 ID_BYTES: Final = 6
-"""Of a run's id there, random."""
+"""Bytes of a run's id in W&B, which is random."""
 INIT_TIMEOUT_S: Final = 30.0
 """For the server's first answer; W&B's own default is 90 s."""
 FINISH_TIMEOUT_S: Final = 45.0
@@ -37,7 +37,7 @@ OFFLINE_SETTLES_S: Final = 2 * FLUSH_S
 ONLINE_SETTLES_S: Final = 20.0
 """Its server has it by then: W&B sends every 15 s."""
 TABLE_ROWS: Final = 100
-"""Of one evaluation; samples.jsonl has all."""
+"""Rows of one evaluation; samples.jsonl has all."""
 COLUMNS: Final = (
     *("step", "stage", "sample", "chosen", "reward", "metrics", "advantage", "finish", "versions"),
     *("prompt", "response"),

@@ -30,14 +30,14 @@ Lose = Callable[[Group], DiscardReason | None]
 """Why a group vanishes right after its submission; None lets it be."""
 
 LOG_PROB = -0.5
-"""Of every token; the fake has no model to ask."""
+"""Logprob of every token; the fake has no model to ask."""
 
 
 @dataclass
 class _Open:
     group: Group
     version: int
-    """Of all its tokens."""
+    """Weight version of all its tokens."""
     responses: dict[int, list[int]] = field(default_factory=dict)
     masks: dict[int, list[int]] = field(default_factory=dict)
     turns: dict[int, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class FakeRollouts:
         self.submitted: list[Group] = []
         self.groups_acknowledged: list[int] = []
         self.alone: list[bool] = []
-        """Of each request for a batch."""
+        """What each request for a batch said of `alone`."""
         self.discarded: dict[int, DiscardReason] = {}
         self.published: list[int] = []
         self.reports: list[tuple[str, int, dict[str, float]]] = []

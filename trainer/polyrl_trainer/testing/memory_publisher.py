@@ -27,7 +27,7 @@ class MemoryBuffers:
     """Buffers in this machine's memory, as long as this lives."""
 
     data = memoryview(b"")
-    """Of the last one."""
+    """Memory of the last buffer."""
 
     def __call__(self, places: Sequence[TensorEntry]) -> WeightsBuffer:
         self._image = Image(stream_bytes(places))

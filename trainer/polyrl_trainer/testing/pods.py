@@ -24,7 +24,7 @@ POLL_S = 0.05
 
 
 def pod_keys(folder: Path) -> LastingKeys:
-    """Of the run whose keys are there."""
+    """Keys of the run whose folder this is."""
     keys = read_keys(TrainerKeys, folder / "keys" / "trainer.key")
     return LastingKeys.of(keys.secret_key, keys.public_key, keys.public_key)
 
@@ -41,7 +41,7 @@ def start_pod(folder: Path, pod: int, port: int, *more: str) -> subprocess.Popen
 
 
 def ranks_of(pod: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Those that it started."""
+    """Ranks that the pod started."""
     return [one for one in psutil.Process(pod.pid).children() if "polyrl_trainer.backends.fsdp" in words_of(one)]
 
 

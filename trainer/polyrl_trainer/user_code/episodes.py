@@ -97,10 +97,10 @@ class Episodes:
 
     conversations: Conversations
     max_turns: int
-    """Of the policy; where the environment would go on after the last one, the episode is cut."""
+    """Turns of the policy; where the environment would go on after the last one, the episode is cut."""
     tokenizer: Tokenizer
     _rewards: dict[str, list[float]] = field(default_factory=dict)
-    """Of each sample whose episode runs: one for each turn that was answered."""
+    """Rewards of each sample whose episode runs: one for each turn that was answered."""
 
     async def play(
         self, sample: Sample, turn: int, past: Callable[[], Iterable[PastTurn]], *, is_over: bool = False

@@ -13,7 +13,7 @@ import polyrl_trainer
 from polyrl_trainer.sample_log.texts import readable
 
 MAX_CHARS: Final = 700
-"""Of a message, which every checkpoint holds; with its place it fits a rejection (`wire.MAX_REASON`)."""
+"""Characters of a message, which every checkpoint holds; with its place it fits a rejection (`wire.MAX_REASON`)."""
 
 
 def describe(error: BaseException) -> str:

@@ -20,7 +20,7 @@ class Together(Protocol):
     """Which samples one call judges."""
 
     async def verdict(self, sample: Sample, n: int) -> Verdict:
-        """Of this sample, one of the `n` of its prompt."""
+        """The verdict on this sample, one of the `n` of its prompt."""
 
     def forget(self, group: int) -> None:
         """The group is over; whatever of it has not been asked for is not."""

@@ -77,7 +77,7 @@ def read_reward(result: object, function: str = "the reward") -> Verdict:
 
 
 def read_rewards(results: object, n: int, *, function: str) -> list[Verdict]:
-    """Of a function of `n` samples: as many results, each read as one; else all are REWARD_INVALID."""
+    """Verdicts of a function of `n` samples: as many results, each read as one; else all are REWARD_INVALID."""
     try:
         each = None if isinstance(results, str | bytes | Mapping) else list(results)  # type: ignore[call-overload]
     except TypeError:

@@ -33,12 +33,12 @@ class WeightsCopy:
     """The tensors of a version as they were when it was made."""
 
     number: int
-    """Of the copy; each machine has a share of it."""
+    """Number of the copy; each machine has a share of it."""
     tensors: list[TensorEntry]
     """Without their checksums until somebody asks for them."""
     files: dict[str, bytes]
     receipt: bytes = b""
-    """Likewise."""
+    """Empty until somebody asks for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +47,11 @@ class VersionForm:
 
     manifest: VersionManifest
     body: bytes
-    """Of the manifest."""
+    """The manifest, encoded."""
     copy: WeightsCopy
     """Its tensors: of an anchor for as long as it is kept, of a delta until the next version rests on it."""
     chunks: Sequence[bytes]
-    """Of a delta."""
+    """Chunks of a delta."""
     machines: Mapping[bytes, int]
     """Which machine gives the chunk of that content hash; the others ask it."""
     plan: VersionPlan
@@ -59,7 +59,7 @@ class VersionForm:
 
     @property
     def own_bytes(self) -> int:
-        """Of chunks that are the first machine's, each once."""
+        """Bytes of chunks that are the first machine's, each once."""
         sizes = {chunk.hash: chunk.size for chunk in self.manifest.chunks}
         return sum(size for hash_, size in sizes.items() if not self.machines[hash_])
 
@@ -81,7 +81,7 @@ class Taken:
 
     manifests: Counter[int] = field(default_factory=Counter)
     bytes: Counter[int] = field(default_factory=Counter)
-    """Of chunks that are the first machine's share, to all of them: of theirs the other machines give as much."""
+    """Bytes of chunks of the first machine's share, to all receivers: the other machines give as much of theirs."""
 
 
 class FormMaker:
@@ -220,7 +220,7 @@ def _base_for(version: int, copied: WeightsCopy, kept: Mapping[int, VersionForm]
 
 
 def file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
-    """Of the small files, by name."""
+    """Entries of the small files, by name."""
     return tuple(weights.file_entry(name, content) for name, content in sorted(files.items()))
 
 

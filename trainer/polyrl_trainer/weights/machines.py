@@ -26,7 +26,7 @@ RELAYED_CHUNKS: Final = 32
 """128 MiB of those that were passed on last: receivers that reach this machine alone ask for the same at about the same
 time."""
 RELAYS: Final = 4
-"""Of one machine at once, each on a thread and a connection to its pod."""
+"""Relays from one machine at once, each on a thread and a connection to its pod."""
 
 log = structlog.get_logger()
 

@@ -37,7 +37,7 @@ class PolicyVersions:
     newest: tuple[int, bytes] = (-1, b"")
     """The version, and the hash of its weights, that the manager knew when this trainer came."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """That go with every version; name to content."""
+    """Files that go with every version; name to content."""
     publish_s: float = 0.0
     """What the newest publication took, beside the learner."""
     _has_number: bool = False

@@ -130,7 +130,7 @@ class WeightPublisher:
 
     @property
     def measures(self) -> Mapping[str, float]:
-        """Of the version that was published last, under the metrics' names."""
+        """Measures of the version that was published last, under the metrics' names."""
         return self._kept[max(self._kept)].measures if self._kept else {}
 
     def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], files: dict[str, bytes]) -> WeightsRef:

@@ -75,12 +75,12 @@ class _Peer:
     """When it last asked for something whole or, with a buffer, had read LEAST_READ more of it."""
     address: str = ""
     read: int = 0
-    """Since `heard`."""
+    """Bytes since `heard`."""
     left: memoryview = field(default_factory=lambda: memoryview(b""))
-    """Of the piece on its way."""
+    """What is left of the piece on its way."""
     buffer: memoryview | None = None
     events: int = selectors.EVENT_READ
-    """That are selected for it."""
+    """Events that are selected for this connection."""
 
 
 class WeightServer:
@@ -169,7 +169,7 @@ class _ServingThread(threading.Thread):
         self._wake, self._waker = socket.socketpair()
         self._new: deque[tuple[socket.socket, str]] = deque()
         self._found: deque[_Peer] = deque()
-        """That wait no longer for an answer."""
+        """Receivers that wait no longer for an answer."""
         self._peers: set[_Peer] = set()
         self._waiting: deque[_Peer] = deque()
         """For a buffer; nothing is selected for them."""
@@ -392,7 +392,7 @@ class _ServingThread(threading.Thread):
 
 
 def unsent_bytes(connected: socket.socket) -> int:
-    """That the system holds for a connection: not sent yet, or not confirmed."""
+    """Bytes that the system holds for a connection: not sent yet, or not confirmed."""
     return int.from_bytes(fcntl.ioctl(connected, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 

@@ -49,7 +49,7 @@ from polyrl_trainer.weights.share_commands import (
 )
 
 SAMPLE_BYTES: Final = 256 << 10
-"""Of each part of a version by which its density is known before all is encoded; it divides a delta's part."""
+"""Bytes of each part of a version by which its density is known before all is encoded; divides a delta's part."""
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class _CopyShare:
     """By content hash, once they are cut."""
 
     def bytes_at(self, begin: int, end: int) -> memoryview:
-        """Of the stream."""
+        """Bytes [begin, end) of the stream."""
         return self.image.data[begin - self.share.begin : end - self.share.begin]
 
 

@@ -28,12 +28,12 @@ class PrepareCopy(msgspec.Struct, frozen=True, tag="prepare"):
     needed: list[int]
     share: StreamShare
     tensors: list[TensorEntry]
-    """Of the share, without checksums."""
+    """Tensors of the share, without checksums."""
 
 
 class CheckedShare(msgspec.Struct, frozen=True):
     checksums: list[bytes]
-    """Of the share's tensors."""
+    """Checksums of the share's tensors."""
     sample: bytes
     """What a receipt takes of it."""
 
@@ -64,7 +64,7 @@ class SampleChange(msgspec.Struct, frozen=True, tag="sample"):
 
 class HashedChunks(msgspec.Struct, frozen=True):
     chunks: list[ChunkEntry]
-    """That begin in the share."""
+    """Chunks that begin in the share."""
 
 
 class HashChunks(msgspec.Struct, frozen=True, tag="cut"):
@@ -78,7 +78,7 @@ class HashChunks(msgspec.Struct, frozen=True, tag="cut"):
 
 class Encoded(msgspec.Struct, frozen=True):
     parts: bytes
-    """Of a delta, those that begin in the share."""
+    """Parts of a delta that begin in the share."""
 
 
 class EncodeChange(msgspec.Struct, frozen=True, tag="encode"):
@@ -138,5 +138,5 @@ def command_of(request: bytes) -> ShareCommand:
 
 
 def decode_answer(command: ShareCommand, body: bytes) -> Any:
-    """Likewise, of the kind that answers `command`."""
+    """The answer in `body`, of the kind that answers `command`."""
     return msgspec.msgpack.decode(body, type=command.answer)

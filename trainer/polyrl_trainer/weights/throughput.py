@@ -18,18 +18,18 @@ whiles in which less has left, as when the only receiver is frozen."""
 SAMPLE_S: Final = 0.1
 """Between two samples of what the buffers hold."""
 REMEMBERED_S: Final = 20.0
-"""Of sending: what was before counts half, then a quarter, and so on. A network changes while a run goes on."""
+"""Seconds of sending after which what was before counts half, then a quarter, and so on: a network changes in a run."""
 
 
 class Throughput:
-    """Of one thread's connections."""
+    """Throughput of one thread's connections."""
 
     def __init__(self) -> None:
         self.bytes, self.seconds = 0.0, 0.0
         self._sent, self._queued, self._sampled_at = 0, 0, -inf
         """Since the last sample; what the buffers held then, and when that was."""
         self._close, self._close_s, self._sent_at = 0, 0.0, -inf
-        """Of pieces that followed each other closely since then."""
+        """Bytes and seconds of pieces that followed each other closely since then; when the newest of them was sent."""
 
     @property
     def is_under_way(self) -> bool:

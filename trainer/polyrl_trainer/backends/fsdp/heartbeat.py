@@ -44,7 +44,7 @@ class RankLink(PeerLink):
 
     @classmethod
     def to_parent(cls) -> RankLink:
-        """Of a follower. Raises KeyError where it was not given one."""
+        """A follower's link to its parent. Raises KeyError where it was not given one."""
         return cls(socket.socket(fileno=int(os.environ[LINK])))
 
     def send_heartbeat(self) -> None:
@@ -67,7 +67,7 @@ class LastHeard:
     _heard: dict[str, float] = field(default_factory=dict)
 
     def note(self, name: str, now: float) -> None:
-        """It was heard; from here on its silence counts."""
+        """The process was heard; from here on its silence counts."""
         self._heard[name] = now
 
     def silent(self, now: float) -> str | None:

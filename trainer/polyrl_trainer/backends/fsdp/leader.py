@@ -291,7 +291,7 @@ class ShardedBackend(Learner):
         return Work.of(batch, rounds)
 
     def _counts(self, work: Work) -> dict[str, float]:
-        """Of all ranks; the device's memory is this rank's."""
+        """Counts over all ranks; the device's memory is this rank's."""
         positions = sum(len(one.rows) * one.width for each in work.rounds for one in each)
         used, tokens = sum(work.lengths), sum(work.learned)
         device = device_numbers(self._model.policy.device)
@@ -368,5 +368,5 @@ class _Answering:
 
 
 def _indices(one: Round) -> list[int]:
-    """Of the batch's samples, in the order in which the ranks' columns follow each other."""
+    """Indices of the batch's samples, in the order in which the ranks' columns follow each other."""
     return [index for of_rank in one for row in of_rank.rows for index in row]

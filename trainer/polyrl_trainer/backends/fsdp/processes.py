@@ -36,7 +36,7 @@ END_S: Final = 10.0
 
 
 def rank_device(kind: str, local_rank: int) -> torch.device:
-    """Of a machine's GPUs each rank has the one of its number."""
+    """The device of a rank: of a machine's GPUs each rank has the one of its number."""
     return torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
 
 
@@ -51,7 +51,7 @@ class Follower:
 
 
 class Followers:
-    """Those of one machine."""
+    """Followers on one machine."""
 
     def __init__(self, places: Sequence[RankPlace], kind: str, *, silent_s: float, threads: int) -> None:
         """Starts a rank for each place. The kernel ends them with the thread that calls this."""
@@ -82,7 +82,7 @@ class Followers:
                 os.close(descriptor)
 
     def ended(self) -> list[Follower]:
-        """Those that have ended, ranks that another's loss ended last."""
+        """Followers that have ended, ranks that another's loss ended last."""
         found = [one for one in self._all if one.process.poll() is not None]
         return sorted(found, key=lambda one: one.process.returncode == LOST_EXIT)
 

@@ -159,7 +159,7 @@ class RankModel:
         return self._saved.write(local, write, copied=copied)
 
     def state_bytes(self) -> int:
-        """Of all ranks' save, about; of adapters that are saved alone, theirs."""
+        """Bytes of all ranks' save, about; where adapters are saved alone, of theirs."""
         adapter = self._model.adapter
         model, whole = self.policy.model, adapter is None or adapter.save_merged
         weights = (one for one in model.parameters() if whole or one.requires_grad)
@@ -222,7 +222,7 @@ class RankModel:
         return self._base
 
     def _own_value_head(self) -> dict[str, torch.Tensor]:
-        """Of a policy that is its own critic: no engine knows of it."""
+        """The value head of a policy that is its own critic: no engine knows of it."""
         return {HEAD_WEIGHT: self.policy.model.state_dict()[HEAD_WEIGHT]} if self.policy.head == "both" else {}
 
     # --- passes -------------------------------------------------------------------------------------------------------

@@ -27,17 +27,17 @@ R = TypeVar("R")
 
 LEADER: Final = 0
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
-"""Of one collective. Saving and first kernels take minutes; a rank that died or froze is noticed long before, by its
-end or its silence (`processes`, `heartbeat`)."""
+"""Longest time of one collective. Saving and first kernels take minutes; a rank that died or froze is noticed long
+before, by its end or its silence (`processes`, `heartbeat`)."""
 COMMAND_TIMEOUT: Final = timedelta(days=7)
 """Until the leader's next command: it waits for samples as long as its own deadlines say, and its own silence is
 noticed by `heartbeat`."""
 PRESENT: Final = "polyrl-here-"
-"""Of a rank, in the group's store."""
+"""What a rank's key in the group's store begins with."""
 GATHER_POLL_S: Final = 0.02
 """Between two looks for those who are still to come; their start takes seconds."""
 REASON_BYTES: Final = 512
-"""Of a failure that a rank tells the others."""
+"""Bytes of a failure that a rank tells the others."""
 UNDER_WAY: Final = 4
 """Pieces that a rank gives at once: the next one is copied, and goes to another, while one is on its way."""
 REPLICATE, SHARD = "replicate", "shard"

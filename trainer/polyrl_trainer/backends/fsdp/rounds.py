@@ -20,7 +20,7 @@ EMPTY: Final = Pass(rows=(), width=0)
 """A pass that learns nothing."""
 
 ATTENTION_SHARE: Final = 1 / 6
-"""Of attention's operations in those of the rest, per token and per (sequence length / hidden size): 4 L H against the
+"""Attention's operations as a share of the rest's, per token and per (sequence length / hidden size): 4 L H against the
 24 H^2 of a block whose MLP is 4 H wide (Kaplan et al. 2020, arXiv 2001.08361, table 1)."""
 
 
@@ -52,6 +52,6 @@ def _cost(length: int, hidden_size: int) -> float:
 
 
 def _passes_of(share: Sequence[int], lengths: Sequence[int], policy: PackingPolicy, together: int) -> list[Pass]:
-    """Of one learner's samples, by their place in the whole batch."""
+    """Passes of one learner's samples, by their place in the whole batch."""
     planned = plan_passes([lengths[index] for index in share], policy, together)
     return [Pass(tuple(tuple(share[index] for index in row) for row in one.rows), one.width) for one in planned]

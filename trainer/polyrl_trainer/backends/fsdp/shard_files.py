@@ -32,7 +32,7 @@ ALIGNMENT: Final = 4096
 """Bytes to which the header is padded with spaces, as safetensors pads to 8: a page, so that in a file that several
 machines write by NFS the leader's has nothing of theirs, which it would write over with zeros."""
 LENGTH_BYTES: Final = 8
-"""Of the header's length, before it."""
+"""Bytes of the header's length, which stands before it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class HeldRows:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, rank: int | None = None) -> HeldRows:
-        """Of a tensor that is not sharded, all; a scalar is one row. Without a `rank`, of this one."""
+        """Rows that `rank`, or this rank, holds: all of a tensor that is not sharded; a scalar is one row."""
         count = tensor.shape[0] if tensor.ndim else 1
         if not isinstance(tensor, DTensor):
             return cls(0, count)
@@ -80,11 +80,11 @@ class TensorPlace:
     shape: torch.Size
     rows: HeldRows
     written: bool
-    """Else another rank writes what this one holds."""
+    """Whether this rank writes what it holds; else another one does."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor, rank: int) -> TensorPlace:
-        """Of what `rank`, which is this one, holds of it."""
+        """The place of what `rank`, which is this one, holds of `tensor`."""
         return cls(tensor.dtype, tensor.shape, rows=HeldRows.of(tensor), written=hands_over(tensor, rank))
 
     @property

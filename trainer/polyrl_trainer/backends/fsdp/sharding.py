@@ -46,7 +46,7 @@ from polyrl_trainer.backends.policy import (
 R = TypeVar("R")
 
 HALF_TOLERANCE: Final = 3e-2
-"""Of the probe in bfloat16, which has three digits; a neighbour's influence is a good part of a logit."""
+"""Tolerance of the probe in bfloat16, which has three digits; a neighbour's influence is a good part of a logit."""
 
 
 class WholeModel(nn.Module):

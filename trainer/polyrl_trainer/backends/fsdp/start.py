@@ -200,7 +200,7 @@ class LearnerGroup(Learners):
 
 
 class _Machines:
-    """Those of the other pods; see `OtherMachines`."""
+    """Machines of the other pods; see `OtherMachines`."""
 
     def __init__(self, shares: ShareLinks, lost: Callable[[OSError], GroupLost]) -> None:
         self._shares, self._lost, self.number = shares, lost, shares.number

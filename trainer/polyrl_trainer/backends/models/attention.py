@@ -36,7 +36,7 @@ class Documents:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> Documents:
-        """Of documents that follow each other without a gap."""
+        """Documents of these lengths that follow each other without a gap."""
         return cls(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device), max(lengths))
 
     def arguments(self, model: PreTrainedModel) -> dict[str, Any]:

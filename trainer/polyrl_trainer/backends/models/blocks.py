@@ -17,7 +17,7 @@ from polyrl.errors import InvalidManifest
 from polyrl.manifest.recipe import ActivationCheckpointing
 
 PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm"})
-"""Of which every second is kept, as torchtitan does: halves what is kept, and their time is still mostly saved."""
+"""Products, of which every second is kept, as torchtitan does: halves what is kept; their time is mostly saved."""
 ATTENTION: Final = frozenset(
     {
         "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -31,7 +31,7 @@ ATTENTION: Final = frozenset(
 
 CPU_COMPILERS: Final = ("g++", "clang++")
 CUDA_COMPILERS: Final = ("gcc", "clang")
-"""Of inductor, and of what Triton puts around its kernels."""
+"""Compilers of inductor, and of what Triton puts around its kernels."""
 
 
 def decoder_blocks(model: PreTrainedModel) -> list[nn.Module]:
@@ -67,7 +67,7 @@ def compile_blocks(model: PreTrainedModel, backend: str, device: torch.device) -
 
 
 def _keeping() -> Any:
-    """Of one pass of one block."""
+    """What one pass of one block keeps."""
     return create_selective_checkpoint_contexts(_policy())  # type: ignore[no-untyped-call]
 
 

@@ -67,7 +67,7 @@ CPU = torch.device("cpu")
 FIRST, SECOND = (1, 2, 3, 4, 5), (2, 4, 3, 1)
 """Two probe sequences: long enough for a convolution of width 4 to leak over the boundary."""
 RELATIVE_TOLERANCE = 1e-3
-"""Of the larger of the value and 1; kernels of different shapes differ by about 1e-6 of it."""
+"""Share of the larger of the value and 1; kernels of different shapes differ by about 1e-6 of it."""
 
 
 @torch.no_grad()

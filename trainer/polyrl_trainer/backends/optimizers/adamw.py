@@ -85,8 +85,8 @@ class SerialAdamW(torch.optim.AdamW):
 
 
 class AdamW8Bit(SerialAdamW):
-    """Of matrices whose rows divide into blocks, moments in 8 bits: they are float32 in a step alone, some rows at a
-    time, and the step is AdamW's own on them."""
+    """Keeps moments in 8 bits where a matrix's rows divide into blocks: they are float32 in a step alone, some rows at
+    a time, and the step is AdamW's own on them."""
 
     def _update(self, weights: torch.Tensor, gradient: torch.Tensor, state: State, group: dict[str, Any]) -> None:
         if MOMENTS[0] + SCALE not in state:
@@ -104,7 +104,7 @@ class AdamW8Bit(SerialAdamW):
 
 
 def fresh_state(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> State:
-    """Of a parameter before its first step, sharded as it is, where `optimizer` has it."""
+    """State of a parameter before its first step, sharded as it is, where `optimizer` has it."""
     place: dict[str, Any] = {}
     if isinstance(optimizer, SerialAdamW) and optimizer.on_host and not parameter.is_meta:
         place = {"device": "cpu", "pin_memory": parameter.device.type == "cuda"}

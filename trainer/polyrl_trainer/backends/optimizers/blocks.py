@@ -18,8 +18,8 @@ from polyrl.memory.moments import BLOCK
 DECADES: Final = 7
 """Powers of ten that shares span."""
 LEAST_SCALE: Final = 1e-30
-"""Of a block of zeros, below the square of any gradient that moves a weight; its least share is a normal float32 still.
-With torchao's 1e-12 gradients of 1e-6 and less moved weights by up to 0.7 and 1.6 times what they should."""
+"""Scale of a block of zeros, below the square of any gradient that moves a weight; its least share is a normal float32
+still. With torchao's 1e-12 gradients of 1e-6 and less moved weights by up to 0.7 and 1.6 times what they should."""
 SCALE: Final = "_scale"
 """After a moment's name: float32[rows, columns / BLOCK] beside its codes, uint8[rows, columns]."""
 
@@ -46,7 +46,7 @@ def _borders(signed: bool, device: torch.device) -> torch.Tensor:
 
 
 def quantize(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, *, signed: bool) -> None:
-    """Of float32[rows, columns], into what holds them."""
+    """Writes `values`, float32[rows, columns], into `codes` and `scale`."""
     blocks = values.view(-1, BLOCK)
     largest = blocks.abs().amax(-1, keepdim=True).clip_(min=LEAST_SCALE)
     found = torch.bucketize(blocks / largest, _borders(signed, values.device), out_int32=True, right=True)

@@ -20,7 +20,7 @@ def started_by(pid: int, variable: str) -> set[int]:
 
 
 def with_variable(variable: str, processes: Path = PROCESSES) -> list[int]:
-    """Those that have it, however far from the worker; not those that were given an environment without it."""
+    """Processes that have `variable`, however far from the worker; not those given an environment without it."""
     until, found = time.monotonic() + EXEC_S, []
     for one in processes.glob("[0-9]*"):
         with suppress(OSError):  # another user's, or it has ended
@@ -38,7 +38,7 @@ def _takes_up_a_program(process: Path) -> bool:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Those that this process started, and those that these did, as long as those between live."""
+    """Processes that this one started, and those that these did, as long as those between live."""
     found: list[int] = []
     with suppress(OSError):  # it has ended meanwhile, or the kernel does not say
         for children in (PROCESSES / str(pid) / "task").glob("*/children"):

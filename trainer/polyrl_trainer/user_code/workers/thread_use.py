@@ -35,7 +35,7 @@ def disarm() -> None:
 
 @dataclass(eq=False)
 class ThreadUse:
-    """Of one process."""
+    """Who holds the main thread of one process."""
 
     memory: mmap | bytearray = field(default_factory=lambda: bytearray(SHARED_BYTES))
     _seconds: Counter[str] = field(default_factory=Counter)
@@ -54,7 +54,7 @@ class ThreadUse:
         return float(self._seconds.total() - self._seconds[name])
 
     def forget(self, name: str) -> None:
-        """It is over. What it took is still counted, as nobody's."""
+        """`name` is over. What it took is still counted, as nobody's."""
         self._seconds[NOBODY] += self._seconds.pop(name, 0)
 
     def start(self, name: str, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

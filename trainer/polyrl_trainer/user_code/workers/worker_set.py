@@ -37,7 +37,7 @@ class WorkerSet(ABC):
 
     @abstractmethod
     def take_in(self, worker: WorkerProcess) -> None:
-        """It has imported the user's code."""
+        """The worker has imported the user's code."""
 
     @abstractmethod
     def give_up(self) -> None:

@@ -17,7 +17,7 @@ MAX_MAPPED: Final = 16
 
 
 class MappedImages:
-    """Of one rank."""
+    """Images that one rank has mapped."""
 
     def __init__(self) -> None:
         self._mapped: dict[str, memoryview] = {}

@@ -21,7 +21,7 @@ from polyrl_trainer.backends.fsdp.shard_files import HeldRows, hands_over, local
 from polyrl_trainer.backends.weight_stream import DTYPES
 
 SENT_BYTES: Final = 32 << 20
-"""Of rows on their way to another machine; `ranks.UNDER_WAY` of these a rank holds beside its shard."""
+"""Bytes of rows on their way to another machine; `ranks.UNDER_WAY` of these a rank holds beside its shard."""
 
 Tensors = Mapping[str, torch.Tensor]
 Piece = tuple[torch.Tensor, int]
@@ -100,7 +100,7 @@ class _Part:
         return image[self.begin - self.buffer : self.end - self.buffer]
 
     def values(self, tensors: Tensors) -> torch.Tensor:
-        """Of this process's rows, as they are held."""
+        """Values of this process's rows, as they are held."""
         begin, end = ((at - self.first) // self.dtype.itemsize for at in (self.begin, self.end))
         return local_part(tensors[self.name]).reshape(-1)[begin:end]
 

@@ -58,7 +58,7 @@ class PodLink(PeerLink):
 
     @classmethod
     def answer(cls, connection: socket.socket, keys: LastingKeys) -> PodLink:
-        """Of a connection that was accepted. Raises OSError, or ProtocolError for a stranger."""
+        """The link on a connection that was accepted. Raises OSError, or ProtocolError for a stranger."""
         until = time.monotonic() + POD_HANDSHAKE_S
         handshake = Handshake(keys, PROTOCOL)
         if _exactly(connection, len(PROTOCOL), until) != PROTOCOL:
@@ -124,7 +124,7 @@ class PodLink(PeerLink):
                 self._connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def has_ended(self) -> bool:
-        """Of one on which the other side has nothing to say: whether something is there to be read, as is an end."""
+        """Whether something is there to be read, as an end is, on a link on which the other side has nothing to say."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         return bool(poll.poll(0))

@@ -60,7 +60,7 @@ class MemberPlace:
     kind: str
     """cpu or cuda."""
     threads: int
-    """Of each rank."""
+    """Threads of each rank."""
 
     @property
     def all_ranks(self) -> int:

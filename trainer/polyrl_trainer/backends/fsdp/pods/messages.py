@@ -11,7 +11,7 @@ from polyrl.errors import UNDECODABLE, ProtocolError
 FRAME_BYTES: Final = 512
 MESSAGE_LENGTH_BYTES: Final = 2
 REASON_CHARACTERS: Final = 100
-"""Of a sentence; each takes at most four bytes, so that it fits into a frame."""
+"""Characters of a sentence; each takes at most four bytes, so that it fits into a frame."""
 
 
 class HelloMessage(msgspec.Struct, frozen=True, tag="hello"):
@@ -47,7 +47,7 @@ class LostMessage(msgspec.Struct, frozen=True, tag="lost"):
 
     reason: str
     echo: bool = False
-    """It ended by its own decision, perhaps because another one is lost."""
+    """The pod ended by its own decision, perhaps because another one is lost."""
 
 
 class OverMessage(msgspec.Struct, frozen=True, tag="over"):

@@ -60,7 +60,7 @@ class OtherPods:
         self._refused = DroppedMessages("connections that are of no pod of this trainer")
         self._over, self._closed = False, threading.Event()
         self.shares = ShareLinks(number)
-        """Of weight versions."""
+        """Links to the pods for their shares of weight versions."""
 
     @property
     def meeting(self) -> RemoteMeeting:

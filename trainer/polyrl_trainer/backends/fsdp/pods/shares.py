@@ -19,7 +19,7 @@ from polyrl_trainer.backends.fsdp.pods.link import PodLink
 from polyrl_trainer.backends.fsdp.pods.messages import ShareMessage
 
 CONNECTIONS: Final = 6
-"""Of each pod: one for what is published, one for what is copied, one for each chunk that is passed on."""
+"""Connections of each pod: one for what is published, one for what is copied, one for each chunk that is passed on."""
 COME_S: Final = 60.0
 """For a pod that has come to dial for these, too."""
 SHARE_REDIAL_S: Final = 1.0
@@ -47,7 +47,7 @@ class ShareLinks:
     """The first pod's side."""
 
     def __init__(self, number: int) -> None:
-        """Of so many pods, which are counted from 1."""
+        """`number`: how many other pods there are, which are counted from 1."""
         self.number = number
         self._free: list[list[PodLink]] = [[] for _ in range(number)]
         self._endpoints: dict[int, str] = {}
