@@ -15,4 +15,4 @@ def test_every_kind_of_note_is_shown(message: CheckMessage) -> None:
     nothing: Any = None  # of a process that ended its report
     checked = checks._read(nothing, [message, CheckEnded()], timed_out=False)
     assert any("few" in note for note in [*checked.notes, *checked.unmade])
-    assert bool(checked.unmade) != isinstance(message, CheckNote), "what may hold more faults is known from what does not"
+    assert bool(checked.unmade) != isinstance(message, CheckNote), "faults may be left there alone"
