@@ -237,7 +237,8 @@ class SGLangEngine:
             async with self._switching:
                 taken = await (self._load_in_place if self.keeps else self._load_idle)(version, folder)
         except EngineFailed as error:
-            raise EngineFailed(f"cannot load version {version} from {folder}: {error}") from error
+            kind = EngineLost if isinstance(error, EngineLost) else EngineFailed
+            raise kind(f"cannot load version {version} from {folder}: {error}") from error
         self._loaded = shapes
         wait = time() - verified - taken.load - taken.verify
         return replace(taken, wait=wait, verify=taken.verify + verified - begun)
@@ -390,13 +391,17 @@ class SGLangEngine:
         await self._control("POST", "/abort_request", which, CONTROL_DEADLINE_S)
 
     async def _control(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> dict[str, Any]:
-        """One control call's JSON answer, {} for none. Raises EngineFailed, as _Refused for a reasoned 400."""
-        self._server()
-        timeout = aiohttp.ClientTimeout(total=deadline_s)
+        """One control call's JSON answer, {} for none. Raises EngineFailed, as _Refused for a reasoned 400, as
+        EngineLost when the server was killed or too slow."""
+        child, timeout = self._server(), aiohttp.ClientTimeout(total=deadline_s)
         try:
             async with self._http().request(method, path, json=body, timeout=timeout) as response:
                 text = await response.text(errors="replace")
-        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+        except TimeoutError as error:
+            raise EngineLost(f"SGLang did not answer {path} within {deadline_s:g} s") from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            if await child.was_killed():
+                raise EngineLost(f"SGLang did not answer {path}: it was killed") from error
             raise EngineFailed(f"SGLang did not answer {path}: {error!r}") from error
         if response.status != 200:
             kind = _Refused if response.status in REFUSALS else EngineFailed
