@@ -123,7 +123,10 @@ def _reason_to_give_up(failures: Sequence[FailedStart]) -> str:
     own = _own(failures)
     if in_a_row(own) >= FAILED_STARTS_LIMIT:
         return _summary(own)
-    ends = [failed.exited_at for failed in failures if failed.from_outside]
+    # One that lived so long waited in good health, for weights that came late: what failed before it is over.
+    waited = [failed.started_at for failed in failures if failed.exited_at - failed.started_at >= RETRIES_S]
+    since = max(waited, default=-math.inf)
+    ends = [failed.exited_at for failed in failures if failed.from_outside and failed.started_at >= since]
     if ends and max(ends) - min(ends) >= RETRIES_S:
         return f"{len(ends)} were killed or not ready in time, over {RETRIES_S / 60:.0f} min (newest: {failures[-1]})"
     return ""

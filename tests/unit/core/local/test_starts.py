@@ -81,6 +81,19 @@ def test_a_role_of_which_another_one_served_meanwhile_is_not_given_up() -> None:
     assert killed.again_at == RETRIES_S + 2 * FIRST_RESTART_BACKOFF_S
 
 
+def test_what_failed_before_one_that_waited_long_in_good_health_is_over() -> None:
+    """As for its first weights, while a stage before generates nothing: its engine is then lost for the first time."""
+    first = FailedStart("rollout-0", KILLED, started_at=0.0, exited_at=20.0)
+    waited = FailedStart("rollout-1", ENGINE_LOST, started_at=21.0, exited_at=6 * RETRIES_S)
+    verdict = judge([first, waited])
+    assert verdict is not None
+    assert verdict.again_at == waited.exited_at + 2 * FIRST_RESTART_BACKOFF_S
+    late = FailedStart("rollout-2", ENGINE_LOST, started_at=6 * RETRIES_S + 2, exited_at=7 * RETRIES_S)
+    given_up = judge([first, waited, late])
+    assert given_up is not None
+    assert given_up.again_at is None, "the deadline counts on from its end"
+
+
 def test_the_back_off_has_a_bound_however_many_failed() -> None:
     assert pause_after(5000) == LONGEST_RESTART_BACKOFF_S
 
