@@ -1,21 +1,24 @@
-"""What the manager keeps of the trainer's reports: rows and samples, each bounded in number and in bytes.
+"""What the manager keeps and shows of the trainer's reports: rows, samples and status, bounded in number and in bytes.
 
-The wire bounds a report only as a frame, so its own limits are enforced here, on receipt.
+The wire bounds a report only as a frame, so its own limits are enforced here, on receipt. Who reads a status, a run's
+own runner or the operator, refuses one that exceeds `polyrl.status`, and would be blind from then on.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from math import isfinite
 from typing import Final
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from polyrl.history.results import COUNTS, EVALUATION_PREFIX, REWARD_PREFIX, STATISTICS
 from polyrl.history.rows import MetricsRow
 from polyrl.sample_record import MAX_REPORTED, MAX_REPORTED_BYTES
-from polyrl.status import StepValue
+from polyrl.status import MAX_COUNT, MAX_MEASURE, MAX_NAME, MAX_NUMBERS, FinishedStep, ManagerStatus, StepValue
 from polyrl.wire import TrainerReport
 
 MAX_ROWS: Final = 4_000
@@ -142,3 +145,33 @@ def without_half(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
     older = [row for position, row in enumerate(rows[:half]) if position % 2 or row.phase == "eval"]
     kept = [*older, *rows[half:]]
     return kept if len(kept) <= MAX_ROWS else kept[-MAX_ROWS:]
+
+
+def bounded_status(status: ManagerStatus) -> ManagerStatus:
+    """The same where all of it is within bounds: what is too long is cut, what is too large says the most that can be
+    said."""
+    return replace(
+        status,
+        phase=status.phase[:MAX_NAME],
+        step=_bounded_count(status.step),
+        weight_version=min(status.weight_version, MAX_COUNT),
+        values=_status_values(status.values),
+        finished_steps=tuple(map(_bounded_step, status.finished_steps)),
+    )
+
+
+def _status_values(values: Mapping[str, float]) -> dict[str, float]:
+    """Those of steps come first: the fleet's size hangs on them."""
+    of_steps = {name: value for name, value in values.items() if name in _STATUS_VALUES}
+    others = bounded_values({name: value for name, value in values.items() if name not in _STATUS_VALUES})
+    return dict(islice((of_steps | others).items(), MAX_NUMBERS))
+
+
+def _bounded_step(step: FinishedStep) -> FinishedStep:
+    measures = {name: of for name, of in asdict(step).items() if isinstance(of, float)}
+    bounded = {name: min(max(-MAX_MEASURE, of), MAX_MEASURE) for name, of in measures.items()}
+    return replace(step, step=_bounded_count(step.step), **bounded)
+
+
+def _bounded_count(number: int) -> int:
+    return min(max(0, number), MAX_COUNT)

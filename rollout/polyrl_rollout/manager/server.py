@@ -64,6 +64,7 @@ from polyrl_rollout.manager.journal import Journal, RevokedNames
 from polyrl_rollout.manager.metrics import ManagerCollector, RunCollector, UpdatePauses
 from polyrl_rollout.manager.peers.router import MAX_UNFINISHED_BYTES, Authenticator, Router
 from polyrl_rollout.manager.peers.sessions import AgentSessions, TrainerSession
+from polyrl_rollout.manager.reports import bounded_status
 from polyrl_rollout.manager.sums import SumCheck
 
 FINISH_DEADLINE_S: Final = 15.0
@@ -390,7 +391,7 @@ class Manager:
 
     def complete(self, status: ManagerStatus) -> ManagerStatus:
         return msgspec.structs.replace(
-            status,
+            bounded_status(status),
             trainer_connected=self._trainer.connected,
             delta_bytes=self._agents.delta_bytes,
             fetches=tuple(self._fetches.values()),

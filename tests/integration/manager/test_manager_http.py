@@ -17,6 +17,7 @@ import pytest
 from polyrl.control import DrainAnswer, Health, History, Waits
 from polyrl.keys import OperatorKeys, read_keys
 from polyrl.status import ManagerStatus
+from polyrl.weights import WeightsRef
 from polyrl_rollout.manager.openapi import make_openapi
 
 DOCUMENT = Path(__file__).parents[3] / "docs/reference/manager-api.json"
@@ -202,3 +203,30 @@ async def test_a_watcher_is_answered_by_the_next_change(site: Any, http: aiohttp
 async def test_a_watcher_without_a_change_is_answered_in_time(http: aiohttp.ClientSession) -> None:
     async with http.get("/v1/status?since=1000000&waitSeconds=0.2") as response:
         assert msgspec.json.decode(await response.read(), type=ManagerStatus).seq < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "values"),
+    [
+        pytest.param("rl", 0, {f"reward/{n}": 1.0 for n in range(200)}, id="a reward function that names 200 numbers"),
+        pytest.param("rl", 0, {"reward/" + 600 * "n": 1.0}, id="a long name"),
+        pytest.param("p" * 600, 0, {}, id="a long phase"),
+        pytest.param("rl", 1 << 60, {}, id="a step that JSON's readers round"),
+        pytest.param("rl", -1, {}, id="a step before the first"),
+        pytest.param("rl", 0, {"stepSeconds": 1e300}, id="a step of more seconds than there are"),
+    ],
+)
+async def test_whatever_a_trainer_reports_the_status_can_be_read(
+    site: Any, http: aiohttp.ClientSession, phase: str, step: int, values: dict[str, float]
+) -> None:
+    """Else who follows it, a run's own runner or the operator, ends or sees nothing any more."""
+    times = {"rolloutSeconds": 1.0, "trainSeconds": 2.0, "stepSeconds": 3.0, "reward": 0.5}
+    async with site.client() as client:
+        await client.publish(WeightsRef(0, "tcp://127.0.0.1:1", public_key="k" * 40, manifest_hash=b"hash"))
+        await client.submit([site.group(0)])
+        await client.report(phase, step, {**values, **times, **values})
+        async with http.get("/v1/status") as response:
+            body = await response.read()
+    status = msgspec.json.decode(body, type=ManagerStatus)
+    assert status.values["reward"] == 0.5
+    check_answer("/v1/status", "get", body)
