@@ -44,7 +44,7 @@ from polyrl_rollout.weights.peers.swarm import Swarm
 from polyrl_rollout.weights.shared_folder import FROZEN_S
 from polyrl_rollout.weights.staging import Staged, Staging
 from polyrl_rollout.weights.stream import WeightStream
-from polyrl_rollout.weights.transfer import PullFailed, Transfer
+from polyrl_rollout.weights.transfer import CannotStage, PullFailed, Transfer
 
 SILENCE_SECONDS: Final = 5.0
 """A connection on which nothing comes for so long is made anew."""
@@ -151,7 +151,7 @@ class Puller:
                 self._deltas.clear()
                 return self._whole(self._chain(weights, None, transfer), None, transfer)
         except OSError as error:
-            raise PullFailed(f"version {weights.version} cannot be staged: {error.strerror or error}") from error
+            raise CannotStage(f"version {weights.version} cannot be staged: {error.strerror or error}") from error
         except ProtocolError as error:
             self._deltas.clear()
             raise PullFailed(f"version {weights.version} is not what was announced: {error}") from error

@@ -46,6 +46,10 @@ class PullFailed(PolyRLError):
     """The version cannot be had now; the message says why."""
 
 
+class CannotStage(PullFailed):
+    """For a reason of this machine: it has no room for it, say."""
+
+
 class Transfer:
     """Requests and answers about one version, and those that it rests on.
 

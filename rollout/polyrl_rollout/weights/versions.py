@@ -4,7 +4,7 @@ Only the newest announcement counts: it cancels a pull that is under way, never 
 long as something comes: where a version takes longer to come than the next one to be made, none would ever come. A
 version that cannot be had or loaded is answered WeightsFailed, and the old one serves on; the manager announces again.
 After MAX_WEIGHTS_FAILURES in a row the engine is given up with the last reason: another machine may do better. While an
-engine serves, only loads count: a publisher that is away is no fault of the engine.
+engine serves, only what is its machine's counts, loads and a lack of room: a publisher that is away is no fault of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polyrl_rollout.engines.port import NO_VERSION, EngineFailed, InferenceEngin
 from polyrl_rollout.engines.trial import Trial
 from polyrl_rollout.weights.puller import Pulled, Puller
 from polyrl_rollout.weights.staging import Staged, Staging
-from polyrl_rollout.weights.transfer import PullFailed
+from polyrl_rollout.weights.transfer import CannotStage, PullFailed
 
 MAX_WEIGHTS_FAILURES: Final = 5
 """Versions in a row that could not be had or loaded: with the manager's pauses half a minute of failing loads, or five
@@ -199,7 +199,7 @@ class Versions:
         except PullFailed as error:
             log.warning("weights not pulled", version=weights.version, error=str(error))
             self._send(wire.WeightsFailed(weights.version, self._engine.version, reason=str(error)))
-            if self._engine.version == NO_VERSION:
+            if self._engine.version == NO_VERSION or isinstance(error, CannotStage):
                 self._count_failure(str(error))
             return None
         finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 
 import pytest
@@ -303,6 +305,25 @@ async def test_an_engine_that_never_loads_a_version_ends_with_the_reason(rig: Ri
         await rig.manager.receive(WeightsFailed, count)
     assert await rig.exit_code() == EXIT_FAILED
     assert "does not fit the model" in (await rig.manager.receive(Deregister)).reason
+
+
+async def test_an_engine_whose_machine_has_no_room_for_any_version_ends_with_the_reason(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed for ever, paid for, and served what nobody uses any more. Another machine may have room."""
+    await rig.serve(0)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("open", "copy_of"):
+        monkeypatch.setattr(rig.staging, name, full)
+    announced = rig.announcement(1)
+    for count in range(1, MAX_WEIGHTS_FAILURES + 1):
+        await rig.manager.send(announced)
+        await rig.manager.receive(WeightsFailed, count)
+    assert await rig.exit_code() == EXIT_FAILED
+    assert "No space left on device" in (await rig.manager.receive(Deregister)).reason
 
 
 async def test_what_is_recalled_during_a_switch_does_not_start_again(rig: Rig) -> None:
