@@ -357,7 +357,10 @@ def test_engines_that_waited_for_weights_in_good_health_did_not_fail_at_their_st
     ]
     alone = dataclasses.replace(WANTED, reserved=None, rollouts=1)
     assert planned([*ALL[:2], *waited], alone, served=frozenset()) == ["start rollout-2: another one is gone or going"]
-    slow = [dataclasses.replace(one, exit_code=TEMPORARY_EXIT) for one in waited]
+    slow = [
+        exited(rollout(n), TEMPORARY_EXIT, ago=(2 - n) * LONGEST_START_S, started_at=NOW - (3 - n) * LONGEST_START_S)
+        for n in range(3)
+    ]
     (end,) = planned([*ALL[:2], *slow], alone, served=frozenset())
     assert end.startswith("end: no engine is left")
 
