@@ -38,6 +38,7 @@ from polyrl.ledger.state import (
 )
 from polyrl.ledger.transition import Transition
 from polyrl.sample import TURN_REWARD, DiscardReason, Group, Purpose, fault_of, group_digest, sample_id, split_sample_id
+from polyrl.status import MAX_COUNT
 from polyrl.wire.ranges import has_number
 
 FETCH_TOKENS: Final = 1 << 19
@@ -226,6 +227,9 @@ def _check_group(group: Group) -> None:
     fault = None
     if group.id < 0:
         fault = "its number must not be negative"
+    elif max(group.id, abs(group.step), group.max_version, abs(group.priority)) > MAX_COUNT:
+        # In the journal it would end each manager that greets the trainer with the number after it.
+        fault = f"number, step, versions and priority must not exceed {MAX_COUNT}"
     elif not 1 <= group.n <= MAX_SAMPLES:
         fault = f"n is {group.n}, not in 1 .. {MAX_SAMPLES}"
     elif not group.prompt_ids or len(group.prompt_ids) % 4:
@@ -414,6 +418,8 @@ def end_steps(transition: Transition) -> None:
 
 def _publish(transition: Transition, message: wire.PublishVersion) -> None:
     newest, published = transition.state.weights, message.weights
+    if not 0 <= published.version <= MAX_COUNT:
+        raise _Refusal(f"version {published.version} is not in 0 .. {MAX_COUNT}")
     same = published.manifest_hash == newest.manifest_hash or newest.content == published.content != b""
     if published.version == newest.version and not same:
         raise _Refusal(f"version {published.version} was published before, with other contents")

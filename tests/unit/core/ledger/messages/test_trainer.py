@@ -273,6 +273,10 @@ def test_submissions_are_idempotent_in_any_order() -> None:
         pytest.param({"max_new_tokens": wire.MAX_SAMPLE_TOKENS - 9}, "are 4194305 tokens", id="no frame holds it"),
         pytest.param({"min_version": 2, "max_version": 1}, "versions 2 to 1", id="no version"),
         pytest.param({"id": -1}, "negative", id="no number"),
+        pytest.param({"id": 2**64 - 1}, "must not exceed", id="the last number that a message holds"),
+        pytest.param({"step": 2**53 + 1}, "must not exceed", id="a step that no status holds"),
+        pytest.param({"max_version": 2**53 + 1}, "must not exceed", id="a version that no status holds"),
+        pytest.param({"priority": -(2**53) - 1}, "must not exceed", id="a priority that no journal holds"),
         # Each engine would make another distribution of them, and the learner a third one.
         pytest.param({"sampling": SamplingParams(8, nan)}, "temperature is nan", id="no temperature"),
         pytest.param({"sampling": SamplingParams(8, inf)}, "temperature is inf", id="an endless temperature"),
@@ -285,6 +289,15 @@ def test_submissions_are_idempotent_in_any_order() -> None:
 def test_impossible_groups_are_refused_with_the_reason(fields: dict[str, Any], word: str) -> None:
     (refused,) = sent(Stage().submit(**({"count": 1} | fields)), Declined)
     assert word in refused.reason
+
+
+@pytest.mark.parametrize("version", [-1, 2**53 + 1])
+def test_a_version_that_no_status_holds_is_refused(version: int) -> None:
+    stage = Stage()
+    (refused,) = sent(
+        stage.trainer(PublishVersion(77, version, endpoint="e", public_key="key", manifest_hash=b"other")), Declined
+    )
+    assert "is not in 0 .. 9007199254740992" in refused.reason
 
 
 def test_the_largest_sample_is_taken_and_not_a_token_more_is_written_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
