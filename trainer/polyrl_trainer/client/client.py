@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, SupportsFloat
 
+import numpy as np
 import numpy.typing as npt
 
 from polyrl import wire
@@ -30,6 +31,8 @@ from polyrl_trainer.client.conversation import Cursor, EventStream, PendingReque
 from polyrl_trainer.client.link import ManagerLink
 from polyrl_trainer.rollouts import Rollouts
 
+TOKEN_IDS: Final = 1 << 32
+"""How many a message can tell apart."""
 CONNECT_TIMEOUT_S: Final = 30.0
 """A manager starts in two seconds; the rest is for a machine that is busy starting everything else."""
 MAX_MANAGER_OUTAGE_S: Final = 60.0
@@ -179,7 +182,11 @@ class RolloutClient(Rollouts):
             )
 
     async def extend(self, sample: str, turn: int, ids: npt.ArrayLike) -> None:
-        packed = pack_ids(ids)
+        given = np.asarray(ids)
+        # numpy would make other tokens of them without a word.
+        if given.size and not (given.dtype.kind in "iu" and given.min() >= 0 and given.max() < TOKEN_IDS):
+            raise RequestRefused(f"the extension of {sample} was refused: token ids are whole, 0 to {TOKEN_IDS - 1}")
+        packed = pack_ids(given)
         self._texts.extend(sample, turn, packed)
         with self._verdict_on(sample, turn):
             await self._request(lambda n: wire.Extend(n, sample, turn=turn, ids=packed), f"the extension of {sample}")

@@ -33,8 +33,12 @@ async def unconnected() -> AsyncIterator[RolloutClient]:
         pytest.param(lambda c: c.score("0.0", 0, "high"), r"the score of 0\.0 was refused: .*`float`", id="text"),
         pytest.param(lambda c: c.score("0.0", 0, {}), r"the score of 0\.0 was refused: .*`float`", id="object"),
         pytest.param(
-            lambda c: c.extend("0.0", 0, np.zeros(17 << 20)), r"extension of 0\.0 .*over the limit", id="size"
+            lambda c: c.extend("0.0", 0, np.zeros(17 << 20, "<u4")), r"extension of 0\.0 .*over the limit", id="size"
         ),
+        pytest.param(lambda c: c.extend("0.0", 0, [-1]), r"extension of 0\.0 .*0 to 4294967295", id="token below 0"),
+        pytest.param(lambda c: c.extend("0.0", 0, np.array([-1])), "ids are whole", id="token that numpy would wrap"),
+        pytest.param(lambda c: c.extend("0.0", 0, np.array([1 << 32])), "ids are whole", id="token too large"),
+        pytest.param(lambda c: c.extend("0.0", 0, [1.5]), "ids are whole", id="no whole token"),
         pytest.param(lambda c: c.end_step(1 << 70, "train"), "the end of step .*serialize ints", id="huge number"),
         pytest.param(lambda c: c.end_step(np.int64(1), "train"), "the end of step 1 .*numpy", id="foreign number"),
     ],
