@@ -58,6 +58,7 @@ BROKEN_ONCE = {
     3018169: "an engine of the trainer's gave tokens again after a silence, for which a batch had been held: its error",
     7006047: "an engine that had become slow greeted anew, and the ledger's count began there: the checker's error",
     3019043: "a sample waited for the trainer to learn beside an engine that had been measured as slow: its error",
+    13106424: "what was left could outgrow all engines but the trainer's, and counted as theirs: the checker's error",
     3022262: "an engine whose greeting crossed an order to wake was taken for asleep, and the learner for alone",
 }
 

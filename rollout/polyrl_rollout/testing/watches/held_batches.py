@@ -184,8 +184,15 @@ class HeldBatches:
         own = [engine for engine in engines if engine.pool is Pool.RESERVED]
         others = [engine for engine in engines if engine.pool is not Pool.RESERVED and _is_sound(state, engine)]
         ready = sum(group_tokens(state, number) for step in state.steps.values() for number in step.ready)
-        alone = _seconds(others, left, self.paces) - ready * self._token_s
+        alone = _seconds(others, left, self.paces) - ready * self._token_s if _hold(others, state, left) else inf
         return _Work(_seconds(own, left, self.paces), max(0.0, alone))
+
+
+def _hold(others: Sequence[LeasedEngine], state: LedgerState, left: Sequence[tuple[int, int]]) -> bool:
+    """Whether none of the rest can outgrow them, and go on where contexts are longer."""
+    longest = max((engine.capacity.max_context for engine in state.engines.values()), default=0)
+    theirs = max((engine.capacity.max_context for engine in others), default=0)
+    return all(min(room, longest) <= theirs for _, room in left)
 
 
 def _done(before: float, after: float) -> float:
