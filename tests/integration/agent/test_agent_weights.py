@@ -296,15 +296,20 @@ async def test_what_changed_is_pulled_onto_what_is_served(rig: Rig, monkeypatch:
     assert torch.equal(load_file(folder / "model.safetensors")["w"], weights)
 
 
-async def test_an_engine_that_never_loads_a_version_ends_with_the_reason(rig: Rig) -> None:
-    await rig.serve(0)
-    rig.engine.refuse_weights = True
+async def reason_of_its_end(rig: Rig) -> str:
+    """Of an engine that gets no version of those that are announced."""
     announced = rig.announcement(1)
     for count in range(1, MAX_WEIGHTS_FAILURES + 1):
         await rig.manager.send(announced)
         await rig.manager.receive(WeightsFailed, count)
     assert await rig.exit_code() == EXIT_FAILED
-    assert "does not fit the model" in (await rig.manager.receive(Deregister)).reason
+    return (await rig.manager.receive(Deregister)).reason
+
+
+async def test_an_engine_that_never_loads_a_version_ends_with_the_reason(rig: Rig) -> None:
+    await rig.serve(0)
+    rig.engine.refuse_weights = True
+    assert "does not fit the model" in await reason_of_its_end(rig)
 
 
 async def test_an_engine_whose_machine_has_no_room_for_any_version_ends_with_the_reason(
@@ -318,12 +323,7 @@ async def test_an_engine_whose_machine_has_no_room_for_any_version_ends_with_the
 
     for name in ("open", "copy_of"):
         monkeypatch.setattr(rig.staging, name, full)
-    announced = rig.announcement(1)
-    for count in range(1, MAX_WEIGHTS_FAILURES + 1):
-        await rig.manager.send(announced)
-        await rig.manager.receive(WeightsFailed, count)
-    assert await rig.exit_code() == EXIT_FAILED
-    assert "No space left on device" in (await rig.manager.receive(Deregister)).reason
+    assert "No space left on device" in await reason_of_its_end(rig)
 
 
 async def test_what_is_recalled_during_a_switch_does_not_start_again(rig: Rig) -> None:

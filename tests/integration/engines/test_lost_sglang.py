@@ -1,7 +1,8 @@
 """An SGLang server that is killed, as by a machine without memory, is lost: its agent's end says nothing of its
 settings, whatever the server was asked just then.
 
-By a stand-in that answers what a start asks, and ends by a signal, or by itself, when weights are to be loaded."""
+By a stand-in that answers what a start asks, and when weights are to be loaded ends by a signal, or by itself, or says
+nothing more."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from polyrl_rollout.engines.sglang.engine import SGLangEngine
 from polyrl_rollout.engines.sglang.launch import PYTHON
 
 STAND_IN = """#!{python}
-import http.server, json, os, signal, sys
+import http.server, json, os, signal, sys, time
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -42,7 +43,7 @@ port = int(sys.argv[sys.argv.index("--port") + 1])
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 LIMITS = '{"vocab_size": 100, "max_position_embeddings": 512}'
-KILLED, ENDED = "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)"
+KILLED, ENDED, SILENT = "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)", "time.sleep(600)"
 
 
 @pytest.fixture
@@ -66,6 +67,16 @@ async def engine(
 @pytest.mark.parametrize("engine", [KILLED], indirect=True)
 async def test_a_server_that_is_killed_while_it_loads_is_lost(engine: SGLangEngine, tmp_path: Path) -> None:
     with pytest.raises(EngineLost, match=r"^cannot load version 1 from "):
+        await engine.load_weights(1, tmp_path)
+
+
+@pytest.mark.parametrize("engine", [SILENT], indirect=True)
+async def test_one_that_does_not_answer_in_time_is_lost(
+    engine: SGLangEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOAD_DEADLINE_S", "LOAD_IN_PLACE_DEADLINE_S"):
+        monkeypatch.setattr(f"polyrl_rollout.engines.sglang.engine.{name}", 0.5)
+    with pytest.raises(EngineLost, match=r"did not answer /update_weights_from_disk within 0\.5 s"):
         await engine.load_weights(1, tmp_path)
 
 
