@@ -44,15 +44,19 @@ class UpdatePauses:
     def __init__(self) -> None:
         self.updates = 0
         self.seconds = dict.fromkeys(("wait", "load", "verify"), 0.0)
+        self.pulled = 0.0
+        """Seconds in which versions came, while engines went on."""
 
     def take(self, loaded: WeightsLoaded) -> None:
         """One load; that a version is served already, which is said in the same way, cost nothing."""
         parts = {"wait": loaded.wait_seconds, "load": loaded.load_seconds, "verify": loaded.verify_seconds}
-        if not all(math.isfinite(seconds) and 0 <= seconds <= MAX_PAUSE_S for seconds in parts.values()):
+        times = (*parts.values(), loaded.pull_seconds)
+        if not all(math.isfinite(seconds) and 0 <= seconds <= MAX_PAUSE_S for seconds in times):
             return
-        if not any(parts.values()):
+        if not any(times):
             return
         self.updates += 1
+        self.pulled += loaded.pull_seconds
         for part, seconds in parts.items():
             self.seconds[part] += seconds
 
@@ -86,6 +90,8 @@ class ManagerCollector(Collector):
         for part, seconds in self._pauses.seconds.items():
             paused.add_metric((part,), seconds)
         yield paused
+        pulled = self._pauses.pulled
+        yield CounterMetricFamily("polyrl_weight_pull_seconds", "In which engines' weights came", value=pulled)
         sums = CounterMetricFamily("polyrl_weight_sums", "What engines add weights up to", labels=("outcome",))
         for outcome, count in self._sums.items():
             sums.add_metric((outcome,), count)

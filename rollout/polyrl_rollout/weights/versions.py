@@ -15,6 +15,7 @@ from math import inf
 from typing import Final
 
 import structlog
+from msgspec import structs
 
 from polyrl import wire
 from polyrl.ledger.speed import is_about
@@ -88,26 +89,16 @@ class Versions:
         """Says again what the engine serves; while it is tried nothing, that follows."""
         if not self.is_tried:
             return
-        version, tried = self._engine.version, self._trial
+        version = self._engine.version
         receipt, held = self.receipts.get(version, b""), self.sums.get(version)
-        self._send(
-            wire.WeightsLoaded(
-                version,
-                0.0,
-                load_seconds=0.0,
-                bytes_pulled=0,
-                receipt=receipt,
-                sum=held,
-                step_seconds=tried.step_s,
-                read_seconds=tried.read_s,
-                tried_seconds_ago=self._loop.time() - self._tried_at,
-            )
+        self._send_serving(
+            wire.WeightsLoaded(version, 0.0, load_seconds=0.0, bytes_pulled=0, receipt=receipt, sum=held)
         )
 
     def send_loaded(self, pulled: Pulled, pause: LoadSeconds) -> None:
         """The engine serves what was pulled; `pause` is what that took of its time."""
-        version, tried = pulled.staged.version, self._trial
-        self._send(
+        version = pulled.staged.version
+        self._send_serving(
             wire.WeightsLoaded(
                 version,
                 pulled.seconds,
@@ -119,9 +110,6 @@ class Versions:
                 wait_seconds=pause.wait,
                 verify_seconds=pause.verify,
                 sum=pause.sum,
-                step_seconds=tried.step_s,
-                read_seconds=tried.read_s,
-                tried_seconds_ago=self._loop.time() - self._tried_at,
             )
         )
         parts = {"wait": pause.wait, "load": pause.load, "verify": pause.verify}
@@ -132,6 +120,11 @@ class Versions:
             from_peers=pulled.bytes_from_peers,
             **{f"{name}_s": round(seconds, 4) for name, seconds in parts.items()},
         )
+
+    def _send_serving(self, loaded: wire.WeightsLoaded) -> None:
+        tried, seconds_ago = self._trial, self._loop.time() - self._tried_at
+        with_trial = {"step_seconds": tried.step_s, "read_seconds": tried.read_s, "tried_seconds_ago": seconds_ago}
+        self._send(structs.replace(loaded, **with_trial))
 
     def announce(self, weights: WeightsRef) -> None:
         """A version exists; repeats are harmless."""

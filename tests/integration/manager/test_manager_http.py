@@ -81,6 +81,7 @@ async def test_answers_are_what_the_document_promises(site: Any, http: aiohttp.C
     assert 'polyrl_engines{pool="spot",state="serving"} 1.0' in text
     assert 'polyrl_frames_total{direction="in",socket="agents"}' in text
     assert 'polyrl_weight_pause_seconds_total{part="wait"}' in text
+    assert "polyrl_weight_pull_seconds_total" in text
     assert "engine-1" not in text
     agent.cancel()
 
