@@ -117,6 +117,12 @@ def pages() -> Iterator[ParameterSet]:
         yield pytest.param(page, marks=pytest.mark.xdist_group("shared runs" if runs & often else name), id=name)
 
 
+def test_a_group_of_tests_goes_to_one_process(request: pytest.FixtureRequest) -> None:
+    """A pytest that xdist does not know loses all groups without a word: each process makes anew what they share."""
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith(f"@{request.node.path}")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2 * BLOCK_DEADLINE_S)
 @pytest.mark.parametrize("page", list(pages()))

@@ -120,6 +120,7 @@ def test_production_is_small() -> None:
     assert sum(lines(path) for path in PRODUCTION) <= MAX_LINES
 
 
+@pytest.mark.slow
 def test_functions_are_short() -> None:
     lengths = {f"{name(path)}:{node.name}": length(node) for path in MODULES for node in functions(path)}
     assert {where: size for where, size in lengths.items() if size > MAX_FUNCTION_LINES} == {}
@@ -204,6 +205,7 @@ def is_puzzle(node: ast.Call) -> bool:
     return len(node.args) > 2 or (any(isinstance(part, ast.Starred) for part in node.args) and len(node.args) > 1)
 
 
+@pytest.mark.slow
 def test_values_are_made_with_keywords_from_the_third_argument_on() -> None:
     known = values()
     calls = [(path, node) for path in MODULES for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
@@ -243,6 +245,7 @@ def is_sentence(identifier: str) -> bool:
     return identifier.startswith("test_")
 
 
+@pytest.mark.slow
 def test_no_name_holds_a_private_word() -> None:
     files = [path for path in tracked() if path.suffix == ".py" and "stand-ins" not in path.parts]
     used = {path.stem for path in files}.union(*map(identifiers, files)) - ORDINARY
@@ -250,6 +253,7 @@ def test_no_name_holds_a_private_word() -> None:
     assert sorted(private) == []
 
 
+@pytest.mark.slow
 def test_no_text_holds_a_private_word() -> None:
     pattern = re.compile(rf"\b({'|'.join(NEVER | NO_PHRASES)})\b", re.IGNORECASE)
     texts = [path for path in tracked() if path.suffix in TEXTS and path.name not in NO_TEXTS]
@@ -356,6 +360,7 @@ LIGHT: Final = {
 """What a process imports as it begins, and what it must not: people wait for it, or it is started many times."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", LIGHT)
 def test_a_process_that_begins_loads_nothing_it_can_do_without(module: str) -> None:
     program = f"import sys, {module}; print(*sys.modules)"

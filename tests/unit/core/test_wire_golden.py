@@ -552,6 +552,7 @@ def _valid(message: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted({type(m) for _, m, _ in GOLDEN}, key=lambda kind: kind.__name__))
 @given(data=st.data())
 def test_any_message_comes_back_as_it_was_sent(kind: type[Any], data: st.DataObject) -> None:

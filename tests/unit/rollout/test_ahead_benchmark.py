@@ -11,6 +11,7 @@ import pytest
 FILE = Path(__file__).parents[3] / "benchmarks" / "ahead" / "run.py"
 
 
+@pytest.mark.slow
 def test_steps_take_no_longer_with_others_ahead_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     spec = spec_from_file_location("ahead_run", FILE)  # other benchmarks have a `run` as well

@@ -65,6 +65,7 @@ def worst_step(placement: Any, case: str) -> float:
     return max(step.vs_reserved for step in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", HARMFUL)
 def test_spot_engines_make_no_step_longer(placement: Any, case: str) -> None:
     assert worst_step(placement, case) <= MOST_VS_RESERVED

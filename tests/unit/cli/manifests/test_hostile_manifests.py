@@ -42,6 +42,7 @@ def test_a_bomb_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_
     assert len(fault) < 1000
 
 
+@pytest.mark.slow
 def test_brackets_within_brackets_are_refused_before_the_stack_is_full(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("[" * 5000)
     (fault,) = refusal(tmp_path / "job.yaml")

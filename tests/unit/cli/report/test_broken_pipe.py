@@ -59,6 +59,7 @@ def test_nor_when_the_disk_of_its_log_is_full_but_that_is_no_success() -> None:
     assert (done.stderr.decode(), done.returncode) == (f"{FULL}went on\n", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "shell", "status", "shown"),
     [

@@ -110,6 +110,7 @@ def assert_one_way(sizes: list[int]) -> None:
     assert turns(sizes) == 0, sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISES, ids=[f"noise of {noise:.0%}" for noise in NOISES])
 @pytest.mark.parametrize("start", [4, 12])
 @pytest.mark.parametrize(("fixed_s", "work"), SHAPES, ids=[f"{a:.0f} s and {b:.0f} s" for a, b in SHAPES])
@@ -166,6 +167,7 @@ def test_a_fleet_follows_answers_that_grow(build: Any, fixed_s: float, work: flo
             assert step_s(now, size) <= most * step_s(now, min(64, now.wanted(TRAIN_S, REST_S))), (number, sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "most_turns"),
     [
@@ -187,6 +189,7 @@ def test_one_step_in_ten_that_is_unlike_the_others_moves_little(build: Any, even
     assert turned <= most_turns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "event",
     [
@@ -205,6 +208,7 @@ def test_another_curriculum_is_another_model(build: Any, event: Event) -> None:
         assert max(step_s(now, n) for n in settled) <= 1.2 * step_s(now, knee), (now, start, seed, settled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISES, ids=[f"noise of {noise:.0%}" for noise in NOISES])
 @pytest.mark.parametrize("reserved_per_hour", [10.0, 100.0], ids=["a trainer of 10", "a trainer of 100"])
 @pytest.mark.parametrize(("fixed_s", "work"), SHAPES, ids=[f"{a:.0f} s and {b:.0f} s" for a, b in SHAPES])

@@ -371,6 +371,7 @@ def test_spot_goes_and_comes_back() -> None:
     assert scenario.reason("CapacityLimited") == "Enough"
 
 
+@pytest.mark.slow
 def test_no_capacity_for_two_hours_then_it_returns() -> None:
     scenario = running(raw_job({"replicas": 5, "maxReplicas": 5}), seconds=5)
     scenario.cluster.room[Pool.SPOT.value] = 0

@@ -100,6 +100,7 @@ def test_a_job_that_was_edited_while_it_ran_fails_as_any_other() -> None:
 BACK_OFF = ("BackoffLimitExceeded", "Job has reached the specified backoff limit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "edited", "steps", "state"),
     [

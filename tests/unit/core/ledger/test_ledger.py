@@ -91,6 +91,7 @@ def test_a_pause_between_two_steps_is_not_slowness() -> None:
 # --- rebalancing ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_an_engine_ten_times_slower_does_not_hold_the_step(seed: int, monkeypatch: Patch) -> None:
     balanced, without_it = step_of(four(0.2), seed).run(), step_of({"b": FAST, "c": FAST, "d": FAST}, seed).run()
@@ -220,6 +221,7 @@ def test_a_move_that_would_put_the_steps_end_off_is_not_made(monkeypatch: Patch)
 # --- engines that fail without a word ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "lost_s"),
     [("frozen", 3.0), ("mute", 3.0), ("stuck", 30.0), ("deaf", 30.0)],
@@ -270,6 +272,7 @@ def test_an_engine_that_comes_back_proves_itself_with_one_sample() -> None:
     assert len(flow.placed()["b"]) > 1
 
 
+@pytest.mark.slow
 def test_one_that_flaps_costs_ever_fewer_moves(monkeypatch: Patch) -> None:
     def lost_moves() -> int:
         flow = step_of(four(), 1, count=200)
@@ -317,6 +320,7 @@ def conversation(seed: int) -> Flow:
     return flow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_later_turn_returns_to_the_engine_that_holds_its_prefix(seed: int, monkeypatch: Patch) -> None:
     flow, other = conversation(seed), conversation(seed)
@@ -476,6 +480,7 @@ def test_evaluation_goes_before_training_that_waits() -> None:
     assert last / flow.now < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_prompts_up_to_32k_and_responses_up_to_64k_share_a_fleet_with_flat_memory(seed: int) -> None:
     engines = {name: Speed(0.002, kv_tokens=400_000, prefill_s=0.0001, max_running=32) for name in "abcd"}
@@ -499,6 +504,7 @@ def test_prompts_up_to_32k_and_responses_up_to_64k_share_a_fleet_with_flat_memor
     assert max(sizes) < 64 * 1024, "what has ended is forgotten"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bound", "flat"), [pytest.param(20_000, True, id="bounded"), pytest.param(10**9, False, id="without a bound")]
 )

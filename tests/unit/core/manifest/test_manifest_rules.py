@@ -206,6 +206,7 @@ def test_what_engines_would_draw_differently_from_what_the_learner_scores_is_ref
         assert ("sampling-understood" not in broken) is holds, place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "broken"),
     [

@@ -101,6 +101,7 @@ TEMPLATES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, print_blob=True)
 @given(TEMPLATES)
 def test_what_is_taken_becomes_a_pod(template: dict[str, Any]) -> None:

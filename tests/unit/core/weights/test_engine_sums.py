@@ -116,6 +116,7 @@ class Orders:
         return {machine for machine, name in self._names.items() if name in self._served}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bad", "most"),
     [

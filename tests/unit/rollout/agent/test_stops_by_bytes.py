@@ -92,6 +92,7 @@ def written(dice: random.Random, by: Bytewise, text: str) -> list[int]:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [falling_back, byte_level])
 @pytest.mark.parametrize("characters", ["ab \né終𠮷😀", "𠮷終", "😀", "野𠮷", "ab"])
 def test_agent_and_learner_end_at_the_first_prefix(make: Callable[[], Bytewise], characters: str) -> None:
@@ -121,6 +122,7 @@ def test_bytes_that_are_no_text_are_read_alike(make: Callable[[], Bytewise]) -> 
         assert sent(ids, stop, by.decode, lambda: dice.randint(1, 9)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["𠮷" * 5000, "ab" * 10_000, "\ufffd"], ids=["bytes", "words", "no text"])
 def test_the_cost_grows_with_the_tokens(text: str) -> None:
     by, read = falling_back(), 0

@@ -135,6 +135,7 @@ def test_a_row_without_a_gradient_moves_on_as_in_float32() -> None:
     assert furthest[1] < 1.5 * furthest[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", [1e-4, 1e-7, 1e-9, 1e-14])
 @pytest.mark.parametrize("decay", [0.95, 0.999])
 def test_small_gradients_move_weights_as_far_as_in_float32(gradient: float, decay: float) -> None:

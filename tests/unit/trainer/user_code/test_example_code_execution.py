@@ -134,6 +134,7 @@ FORBIDDEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attempt", FORBIDDEN.values(), ids=FORBIDDEN.keys())
 def test_a_program_gets_nothing_else(example: dict[str, ModuleType], attempt: str) -> None:
     outcome = example["sandbox"].run(f"{attempt}\nprint('got it')")
@@ -224,6 +225,7 @@ def test_what_lies_outside_stays_as_it_is(example: dict[str, ModuleType], tmp_pa
     assert (kept.read_text(), kept.stat().st_mode, sorted(tmp_path.iterdir())) == ("kept", mode, [kept])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     ["while True: pass", "import time; time.sleep(60)", "import sys\nwhile True: sys.stderr.write('x' * 100000)"],
@@ -243,6 +245,7 @@ def test_its_file_and_its_output_end_at_their_limit(example: dict[str, ModuleTyp
     assert (outcome.ended, outcome.timed_out, len(outcome.output)) == (True, False, 1 << 20)
 
 
+@pytest.mark.slow
 def test_no_handler_buys_a_second_second(example: dict[str, ModuleType]) -> None:
     program = "import signal, time\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
     program += "while time.process_time() < 1.5: pass\nprint('got it')"

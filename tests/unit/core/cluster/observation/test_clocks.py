@@ -74,6 +74,7 @@ def test_a_leap_changes_nothing(ahead_s: float) -> None:
     assert scenario.status.state == "Running"
 
 
+@pytest.mark.slow
 @FAR
 def test_a_leap_while_a_pool_backs_off_ends_no_wait_late(ahead_s: float) -> None:
     scenario = started(raw_job({"pendingTimeoutSeconds": 60}))
@@ -87,6 +88,7 @@ def test_a_leap_while_a_pool_backs_off_ends_no_wait_late(ahead_s: float) -> None
     assert scenario.status.rollout.registered_replicas == 3
 
 
+@pytest.mark.slow
 @FAR
 def test_time_that_leaps_is_not_running_time_for_ever(ahead_s: float) -> None:
     """A leap counts once, in its own direction; time never runs backwards in the job's account."""

@@ -391,6 +391,7 @@ def window_ignored(patch: pytest.MonkeyPatch) -> None:
 LEDGERS = [(window_ignored, "outside the window"), (awake_beside_learner, "while ['e0'] are awake")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mutant", "words"), LEDGERS, ids=[mutant.__name__ for mutant, _ in LEDGERS])
 def test_a_ledger_that_breaks_the_window_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch

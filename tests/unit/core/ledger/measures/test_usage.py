@@ -257,6 +257,7 @@ def measured(engines: int, speed: Speed, count: int) -> FinishedStep:
     return newest(flow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("speed", "count", "error"),
     [

@@ -104,6 +104,7 @@ def test_what_another_engine_runs_is_not_its_to_give() -> None:
     assert not sent(stage.agent("b", WeightsLoaded(0, 0.1, load_seconds=0.1, bytes_pulled=1)), Assign)
 
 
+@pytest.mark.slow
 def test_an_engine_that_refuses_everything_drops_nothing_and_pauses() -> None:
     """Three healthy engines are full, 200 groups wait, and one more engine refuses whatever it gets."""
     stage = Stage()
