@@ -418,8 +418,10 @@ def apply_batch_returned(state: LedgerState, event: events.BatchReturned) -> Non
     if event.batch in state.kept:
         _offer_again(state, event)
         return
-    numbers = state.batches.pop(event.batch).groups
-    for number in reversed(numbers):
+    returned = state.batches.pop(event.batch)
+    learned = returned.groups if returned.request.purpose is Purpose.TRAIN else ()
+    state.learner.give_back(sum(group_tokens(state, number) for number in learned), has_more=bool(state.batches))
+    for number in reversed(returned.groups):
         entry = state.groups[number]
         entry.batch = -1
         step = _step_of(state, entry.group)

@@ -25,3 +25,9 @@ class LearnerState(msgspec.Struct):
     alone: bool = False
     """What it learns needs the devices alone; and how long engines there take to sleep and to wake."""
     rests: RestSeconds = msgspec.field(default_factory=RestSeconds)
+
+    def give_back(self, tokens: int, *, has_more: bool) -> None:
+        """A batch of so many tokens is not learned; where it has no other one, nothing is, and nothing is measured."""
+        self.tokens = max(0, self.tokens - tokens)
+        if not has_more:
+            self.busy_since, self.tokens, self.alone = inf, 0, False

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyrl.ledger import LedgerConfig
 from polyrl.ledger.apply.samples import ENDED_MEMORY
-from polyrl.sample import Purpose
+from polyrl.sample import Pool, Purpose
 from polyrl.wire import (
     Accepted,
     Assign,
@@ -90,6 +90,27 @@ def test_what_is_withdrawn_after_its_step_has_ended_is_surplus() -> None:
     stage.trainer(Withdraw(stage.request(), 70))
     assert stage.ledger.status(0.0).samples.discarded == {"surplus": 1}
     assert not stage.ledger.state.steps
+
+
+def test_what_is_withdrawn_is_not_learned() -> None:
+    """The trainer's own engines idled until it asked again, and learning was measured as if it took no time."""
+    stage = Stage()
+    stage.engine("own", Pool.RESERVED)
+    stage.engine("spot")
+    stage.submit(8)
+    stage.finish_all()
+    learner = stage.ledger.state.learner
+    learner.token_s = 0.5
+    stage.ask(most=4)
+    stage.ask(most=4, request=70)
+    stage.trainer(Withdraw(stage.request(), 70))
+    assert not stage.ledger.state.window_open, "it learns the other one"
+    assert learner.tokens == 0, "as much as it was given since it asked last, and kept"
+    stage.trainer(Withdraw(stage.request(), stage.ledger.state.batches[0].request.request))
+    assert stage.ledger.state.window_open
+    stage.now += 0.1
+    stage.ask(most=4)
+    assert learner.token_s == 0.5
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
