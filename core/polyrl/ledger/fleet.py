@@ -54,6 +54,11 @@ AT_ONCE: Final = 2048
 """Items that one look reads in one tick: some 3 ms."""
 
 
+SILENT_READ: Final = 1024
+"""Samples of silent engines that one look reads, a millisecond or two: where a cloud is cut off, tens of thousands are,
+and each end of a turn elsewhere is a look."""
+
+
 class Round(Generic[T]):
     """One look at everything there is, a part of it in each tick, and the next one once that is over."""
 
@@ -119,6 +124,8 @@ class Fleet:
         """What was read last of the trainer's own engines, and until when that stands, see `cost`."""
         self.last_other = ""
         """An engine beside the trainer's own that took work when somebody looked last, see `cost`."""
+        self.no_other: dict[tuple[int, int], float] = {}
+        """By versions that none of them took then: until when that stands, unless one comes or has loaded others."""
         self.absence_noticed = False
         """Since the last tick it was seen that we had been away, see `leases`."""
         self.kept: dict[int, tuple[str, float]] = {}
@@ -168,6 +175,8 @@ class Fleet:
             self.arrivals = event.weights.version, event.at, inf
         elif isinstance(event, f.EngineServing) and event.version == self.arrivals[0] >= 0:
             self.arrivals = *self.arrivals[:2], min(self.arrivals[2], event.at)
+        if isinstance(event, _BEGINS_TO_SERVE):
+            self.no_other.clear()
         engines_of = _ENGINES_OF.get(type(event))
         if engines_of is not None:
             for name in engines_of(self._state, event):
@@ -215,10 +224,23 @@ class Fleet:
         self.refresh()
         return [self._state.engines[name] for name in self._draining]
 
-    def silent(self) -> list[LeasedEngine]:
-        """Engines that gave no sign of life for a lease."""
+    def some_silent(self) -> tuple[list[LeasedEngine], bool]:
+        """Engines that gave no sign of life for a lease and run something, until that is SILENT_READ; and whether there
+        are more, which come first at the next look."""
         self.refresh()
-        return [self._state.engines[name] for name in self._silent]
+        running = (self._state.engines[name] for name in self._silent if self._state.engines[name].running)
+        found, samples = list[LeasedEngine](), 0
+        for engine in running:
+            if samples >= SILENT_READ:
+                break
+            found.append(engine)
+            samples += len(engine.running)
+        else:
+            return found, False
+        for engine in found:
+            del self._silent[engine.name]
+            self._silent[engine.name] = None
+        return found, True
 
     def reading(self) -> list[LeasedEngine]:
         """Engines that have prompts to read."""
@@ -388,6 +410,10 @@ _ENGINES_OF: Final[dict[type, Callable[[LedgerState, Any], Iterable[str]]]] = {
     f.TurnEnded: lambda state, event: _of_sample(state, event.sample),
     f.GroupDiscarded: lambda state, event: _of_group(state, event.group),
 }
+
+
+_BEGINS_TO_SERVE: Final = (f.EngineGreeted, f.EngineServing, f.EngineReturned)
+"""Events after which an engine may take what it did not."""
 
 
 def _recalled_to(state: LedgerState, name: str) -> Iterable[str]:

@@ -166,14 +166,19 @@ def may_generate(transition: Transition, engine: LeasedEngine, low: int, high: i
 
 def others_can(transition: Transition, low: int, high: int) -> bool:
     """Whether an engine that is not reserved takes samples of these versions. The one that was found last mostly does,
-    and else the fleet is read."""
-    engines, fleet = transition.state.engines, transition.fleet
-    last = engines.get(fleet.last_other)
+    and else the fleet is read; that none does is known until one of them changes, or its pause ends."""
+    engines, fleet, now = transition.state.engines, transition.fleet, transition.now
+    if now < fleet.no_other.get((low, high), -inf):
+        return False
+    last, until = engines.get(fleet.last_other), inf
     for engine in itertools.chain(() if last is None else (last,), engines.values()):
-        sound = engine.pool is not Pool.RESERVED and engine.quarantined_until <= transition.now
-        if sound and serves(engine, low, high):
+        if engine.pool is Pool.RESERVED or not serves(engine, low, high):
+            continue
+        if engine.quarantined_until <= now:
             fleet.last_other = engine.name
             return True
+        until = min(until, engine.quarantined_until)
+    fleet.no_other[low, high] = until
     return False
 
 

@@ -227,7 +227,7 @@ def place(transition: Transition) -> Room:
     """Places as much of the queue as there is room for; a large fleet's share of it, and the rest in the next ticks.
     Returns the room that is left for what runs already."""
     state, room = transition.state, Room(transition)
-    silent = _of_silent_engines(transition)
+    silent = _of_silent_engines(transition) if transition.fleet.roomy_engines else {}
     if not (state.queue or silent) or not transition.fleet.roomy_engines:
         return room
     room.share = share(transition)
@@ -317,9 +317,12 @@ class _Tries:
 
 
 def _of_silent_engines(transition: Transition) -> dict[int, list[int]]:
-    """Assignments of engines that give no sign of life, by group."""
-    state, found = transition.state, dict[int, list[int]]()
-    for engine in transition.fleet.silent():
+    """Assignments of engines that give no sign of life, by group; of many a part, and others at the next look."""
+    state, now, found = transition.state, transition.now, dict[int, list[int]]()
+    engines, are_more = transition.fleet.some_silent()
+    if are_more and state.due > now + SHORTEST_HOLD_S:
+        transition.record(PlacementPaused(now + SHORTEST_HOLD_S))
+    for engine in engines:
         for number in engine.running:
             found.setdefault(state.samples[state.assignments[number].sample].group, []).append(number)
     return found

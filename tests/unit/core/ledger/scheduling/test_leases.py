@@ -7,6 +7,7 @@ from math import inf
 
 import pytest
 
+from polyrl.ledger import Ledger, fleet
 from polyrl.ledger.apply import engines
 from polyrl.ledger.events import VerdictRequested
 from polyrl.ledger.scheduling import leases
@@ -148,6 +149,40 @@ def test_a_fleet_with_room_does_not_wait_for_the_dead() -> None:
         stage.pass_time(0.0)
     assert not stage.placed()["a"]
     assert sum(len(samples) for samples in stage.placed().values()) == 64
+
+
+class Unheard(Stage):
+    """Six engines of two samples each fall silent; what a look has found stays with its ledger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for index in range(6):
+            self.engine(f"s{index}", max_running=2)
+        self.submit(12)
+        self.pass_time(3.1)
+
+    def _current(self) -> Ledger:
+        return self.ledger
+
+
+def test_of_many_silent_engines_each_look_reads_a_part_and_all_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each end of a turn elsewhere read all that a cloud ran which was cut off: 60 ms for 1,600 engines."""
+    stage = Unheard()
+    assert stage.ledger.fleet.some_silent()[1] is False
+    monkeypatch.setattr(fleet, "SILENT_READ", 3)
+    parts = [[engine.name for engine in stage.ledger.fleet.some_silent()[0]] for _ in range(3)]
+    assert parts == [["s0", "s1"], ["s2", "s3"], ["s4", "s5"]]
+    stage.engine("there", max_running=64)
+    later = 0
+    while len(stage.placed()["there"]) < 12:
+        due = stage.ledger.next_due()
+        assert due is not None
+        assert due <= stage.now + 0.2, "the next look comes in time, whatever happens"
+        stage.now = due
+        stage.agent("there", Heartbeat(0, 0, kv_free_tokens=100_000))
+        stage.pass_time(0.0)
+        later += 1
+    assert later >= 2
 
 
 @pytest.mark.parametrize("greets", [False, True], ids=["a heartbeat", "a greeting"])
