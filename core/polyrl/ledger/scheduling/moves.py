@@ -228,4 +228,5 @@ def _another_serves(transition: Transition, name: str) -> bool:
 
 def _pause(transition: Transition, name: str, cause: QuarantineCause, seconds: float) -> None:
     until = transition.now + min(seconds, transition.config.suspect_max_s)
+    until = max(until, transition.state.engines[name].quarantined_until)  # one that departed pauses to the end
     transition.record(EngineQuarantined(name, until, cause=cause, at=transition.now))

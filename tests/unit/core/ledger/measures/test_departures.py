@@ -12,7 +12,7 @@ from polyrl.ledger.events import EngineDeparted, EngineQuarantined
 from polyrl.ledger.measures.departures import MAX_PAUSE_S, PAUSE_S, departures
 from polyrl.sample import Pool
 from polyrl.status import EngineState
-from polyrl.wire import Deregister, EngineMeasure, TrainerReport, engine_shares
+from polyrl.wire import Deregister, EngineMeasure, HandBack, HandBackReason, TrainerReport, engine_shares
 from polyrl_rollout.testing.stage import Stage, replay, snapshot
 
 
@@ -105,6 +105,16 @@ def test_who_departs_pauses_longer_each_time_also_under_a_new_lease() -> None:
     stage.submit(n=40)
     assert {one.engine for one in stage.ledger.state.assignments.values()} == {"a", "b", "c"}
     assert msgspec.msgpack.encode(replay(LedgerConfig(run_epoch=1), stage.events)) == snapshot(stage.ledger)
+
+
+def test_a_failure_ends_no_pause_of_one_that_departed() -> None:
+    """What it ran it failed after a second, and got work again long before its pause was over."""
+    stage = fleet()
+    stage.submit(n=40)
+    number = next(iter(stage.ledger.state.engines["d"].running))
+    report(stage, 1, *HONEST, row("d", 2.5))
+    stage.agent("d", HandBack(number, HandBackReason.ENGINE_ERROR))
+    assert paused_s(stage, "d") == PAUSE_S
 
 
 def test_the_trainers_own_engine_is_named_and_never_pauses() -> None:
