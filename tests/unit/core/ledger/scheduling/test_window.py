@@ -171,6 +171,26 @@ def test_what_is_generated_ahead_keeps_the_window_closed_no_longer() -> None:
     assert opens_in(stage.ledger.state, stage.ledger.state.engines["r"], stage.now) > alone
 
 
+def test_what_an_earlier_step_left_over_is_learned_with_the_one_that_trains() -> None:
+    """And what comes of that one is, until the window opens."""
+    stage = learning()
+    state = stage.ledger.state
+    stage.engine("s1")
+    stage.submit(2, step=1)
+    number = max(state.engines["s1"].running)
+    sample = state.assignments[number].sample
+    assert state.groups[state.samples[sample].group].group.step == 1
+    stage.tokens("s1", number, [5, 2], "stop")
+    stage.score(sample)
+    stage.ask(step=1, most=1)
+    assert not state.window_open
+    opens_s = opens_in(state, state.engines["r"], stage.now)
+    stage.submit(4, step=1)
+    longer_s = opens_in(state, state.engines["r"], stage.now)
+    stage.submit(4, step=2)
+    assert SHORTEST_CLOSED_S < opens_s < longer_s == opens_in(state, state.engines["r"], stage.now)
+
+
 def test_outside_the_window_reserved_engines_get_only_what_nobody_else_could_take() -> None:
     stage = learning()
     stage.submit(4)
