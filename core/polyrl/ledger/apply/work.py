@@ -25,6 +25,11 @@ def count_work(state: LedgerState, engine: LeasedEngine, at: float) -> None:
 
 
 def _waits_from(state: LedgerState) -> float:
-    """The first training step of which samples wait. Evaluations go before all of them."""
-    place = bisect_left(state.queue, (0,))
-    return state.queue[place][1] if place < len(state.queue) else inf
+    """The first training step of which samples wait, by what is first of each priority: see `GroupState.key`."""
+    place, first = 0, inf
+    while place < len(state.queue):
+        rank, step, number = state.queue[place]
+        if state.groups[number].group.purpose is Purpose.TRAIN:
+            first = min(first, step)
+        place = bisect_left(state.queue, (rank + 1,))
+    return first

@@ -33,26 +33,27 @@ def finish(stage: Stage, *samples: str) -> None:
         stage.score(sample)
 
 
+@pytest.mark.parametrize("priority", [0, 1, -1])
 @pytest.mark.parametrize("evaluation_s", [0.0, 8.0, 80.0])
-def test_where_a_step_waits_an_evaluation_takes_none_of_its_time(evaluation_s: float) -> None:
+def test_where_a_step_waits_an_evaluation_takes_none_of_its_time(evaluation_s: float, priority: int) -> None:
     """Each step of two samples of 8 s, one after the other; between those of step 2 an evaluation of two."""
     stage = Stage()
     stage.engine("a", max_running=1)
     for step in (1, 2):
-        stage.submit(2, step=step)
+        stage.submit(2, step=step, priority=priority)
     for sample in ("0.0", "1.0"):
         stage.now += 8.0
         finish(stage, sample)
     assert rollout_s(stage, 1) == 16.0
     evaluated = ("4.0", "5.0") if evaluation_s else ()
     if evaluated:
-        stage.submit(len(evaluated), step=EVAL_STEP, purpose=Purpose.EVAL)
+        stage.submit(len(evaluated), step=EVAL_STEP, purpose=Purpose.EVAL, priority=priority)
     stage.now += 8.0
     finish(stage, "2.0")
     for sample in evaluated:
         stage.now += evaluation_s / len(evaluated)
         finish(stage, sample)
-    stage.submit(2, step=3)
+    stage.submit(2, step=3, priority=priority)
     stage.now += 8.0
     finish(stage, "3.0")
     assert rollout_s(stage, 2) == 16.0
