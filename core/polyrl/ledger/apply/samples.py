@@ -72,6 +72,12 @@ def end_learning(state: LedgerState, at: float) -> None:
     learner.busy_since, learner.tokens, learner.alone = inf, 0, False
 
 
+def _is_learned_on(state: LedgerState, beside: int | None = None) -> bool:
+    """Whether the trainer has a batch that it has not acknowledged, of a training step `beside` that one."""
+    delivered = (batch.request for batch in state.batches.values())
+    return any(request.purpose is Purpose.TRAIN and request.step != beside for request in delivered)
+
+
 def _end_assignment(state: LedgerState, number: int, at: float) -> Assignment:
     end_recall(state, number)
     assignment = state.assignments.pop(number)
@@ -137,7 +143,8 @@ def _forget_if_done(state: LedgerState, step: StepState) -> None:
 
 
 def apply_step_ended(state: LedgerState, event: events.StepEnded) -> None:
-    end_learning(state, event.at)
+    if not _is_learned_on(state, beside=event.step if event.purpose is Purpose.TRAIN else None):
+        end_learning(state, event.at)
     step = state.steps.get(step_key(event.step, event.purpose))
     if step is not None:
         step.ended = True
@@ -434,9 +441,10 @@ def apply_batch_returned(state: LedgerState, event: events.BatchReturned) -> Non
 
 
 def apply_batch_acknowledged(state: LedgerState, event: events.BatchAcknowledged) -> None:
-    if not state.learner.alone:  # further passes over the step may follow, and engines that wake would take their room
-        end_learning(state, event.at)
     numbers = state.batches.pop(event.batch).groups
+    # Where it needs them alone, further passes over the step may follow, and engines that wake would take their room.
+    if not (state.learner.alone or _is_learned_on(state)):
+        end_learning(state, event.at)
     for number in numbers:
         group = state.groups[number].group
         step = _step_of(state, group)

@@ -7,7 +7,7 @@ import pytest
 from polyrl.ledger.events import RecallSent
 from polyrl.ledger.scheduling.window import SHORTEST_CLOSED_S, opens_in
 from polyrl.sample import Pool, Purpose
-from polyrl.wire import Batch, Deregister, Recall
+from polyrl.wire import Batch, Deregister, EndStep, Recall
 from polyrl_rollout.testing.stage import Stage, sent
 
 
@@ -158,6 +158,42 @@ def test_learning_is_measured_from_the_batch_to_the_next_request() -> None:
     stage.now += 6.0
     stage.ask(most=1)
     assert stage.ledger.state.learner.token_s == pytest.approx(6.0 / 12), "10 tokens of prompt and 2 of response"
+
+
+@pytest.mark.parametrize("sign", ["the step before ends", "an evaluation ends", "the batch before is acknowledged"])
+def test_what_ends_beside_a_batch_that_is_learned_opens_no_window(sign: str) -> None:
+    """The trainer's engines generated, or woke, beside the learner, which seemed to learn far faster than it does."""
+    stage = Stage()
+    stage.engine("r", Pool.RESERVED, max_running=64)
+    stage.engine("s", max_running=64)
+    stage.submit(4)
+    stage.submit(4, step=1)
+    stage.submit(1, purpose=Purpose.EVAL)
+    stage.finish_all()
+    stage.ask(most=4)
+    if sign != "the batch before is acknowledged":
+        stage.acknowledge(0)
+    stage.ask(step=1, most=4)
+    learner = stage.ledger.state.learner
+    learner.token_s = 0.25
+    stage.now += 1.0
+    if sign == "the step before ends":
+        stage.trainer(EndStep(stage.request(), 0, purpose=Purpose.TRAIN))
+    elif sign == "an evaluation ends":
+        stage.trainer(EndStep(stage.request(), 0, purpose=Purpose.EVAL))
+    else:
+        stage.acknowledge(0)
+    assert not stage.ledger.state.window_open
+    stage.now += 11.0
+    stage.acknowledge(1)
+    assert stage.ledger.state.window_open
+    assert learner.token_s == pytest.approx(0.25), "48 tokens in 12 s"
+
+
+def test_the_end_of_its_own_step_ends_what_is_learned() -> None:
+    stage = learning()
+    stage.trainer(EndStep(stage.request(), 0, purpose=Purpose.TRAIN))
+    assert stage.ledger.state.window_open
 
 
 def test_what_is_generated_ahead_keeps_the_window_closed_no_longer() -> None:
