@@ -140,6 +140,8 @@ class Heartbeat(Message, frozen=True, tag="beat"):
     running: int
     queued: int
     kv_free_tokens: int
+    newest: int = -1
+    """The newest assignment that has come, 0 for none: what it says of KV room knows of none after it. -1: unsaid."""
 
 
 class WeightsLoaded(Message, frozen=True, tag="serving"):

@@ -238,12 +238,12 @@ class Agent:
             link.fail(f"the manager did not confirm tokens for {TOKENS_KEPT_WAIT_S:.0f} s")
 
     def _heartbeat(self) -> wire.Heartbeat:
-        used = sum(len(s.assign.input_ids) // 4 + len(s.ids) for s in self.book.unfinished())
         running = len(self._generation)
         return wire.Heartbeat(
             running=min(running, self._capacity.max_running),
             queued=max(0, running - self._capacity.max_running),
-            kv_free_tokens=max(0, self._capacity.kv_tokens - used),
+            kv_free_tokens=max(0, self._capacity.kv_tokens - self.book.text_tokens()),
+            newest=self.book.newest,
         )
 
     def hand_back(self, assignment: int, reason: HandBackReason, detail: str = "") -> None:

@@ -137,10 +137,13 @@ class TokenBook:
         self._text_bytes = 0
         self.seq = 0
         """Number of the newest frame that was packed."""
+        self.newest = 0
+        """The newest assignment that has come since the manager's last Welcome, 0: none."""
         self._unkept = 0
 
     def open(self, assign: Assign) -> Stream | None:
         """A stream for a new assignment; None when it is known already."""
+        self.newest = max(self.newest, assign.assignment)
         if assign.assignment in self.streams:
             return None
         stream = Stream(assign, assign.offset, kept=assign.offset)
@@ -234,6 +237,7 @@ class TokenBook:
     def reconnect(self, now: float) -> None:
         """What was under way may be lost: all that the manager is not known to have is unsent again."""
         self._in_flight.clear()
+        self.newest = max(self.streams, default=0)
         for assignment, stream in self.streams.items():
             self.resend(assignment, stream.kept, now)
 
@@ -260,6 +264,11 @@ class TokenBook:
 
     def unfinished(self) -> list[Stream]:
         return [self.streams[number] for number in self.streams if self.is_unfinished(number)]
+
+    def text_tokens(self) -> int:
+        """Prompts and responses of all that runs here as far as the manager can know: also of what has ended since."""
+        known = (stream for stream in self.streams.values() if not (stream.finish_sent or stream.given_back))
+        return sum(len(stream.assign.input_ids) // 4 + len(stream.ids) for stream in known)
 
     def has_unsent(self) -> bool:
         return any(_is_pending(stream) for stream in self.streams.values())

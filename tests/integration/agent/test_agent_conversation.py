@@ -168,7 +168,7 @@ async def test_its_load_is_reported_while_tokens_flow(rig: Rig) -> None:
     before = len(rig.manager.all_of(Heartbeat))
     busy = await rig.manager.receive(Heartbeat, before + 3)
     assert 1 not in rig.manager.finish
-    assert (busy.running, busy.kv_free_tokens < 4096) == (1, True)
+    assert (busy.running, busy.kv_free_tokens < 4096, busy.newest) == (1, True, 1)
 
 
 async def test_a_drain_finishes_the_short_returns_the_long_and_says_goodbye(rig: Rig) -> None:

@@ -84,8 +84,8 @@ GOLDEN: list[tuple[Callable[[bytes], Any], Any, str]] = [
     ),
     (
         AGENT,
-        wire.Heartbeat(3, 1, kv_free_tokens=1000),
-        "0194a4626561740301cd03e8",
+        wire.Heartbeat(3, 1, kv_free_tokens=1000, newest=7),
+        "0195a4626561740301cd03e807",
     ),
     (
         AGENT,
@@ -466,6 +466,10 @@ def test_the_bytes_of_every_message_are_what_they_were(
 def test_a_report_of_an_older_trainer_is_understood(golden: str) -> None:
     frame = bytes.fromhex(golden)
     assert wire.decode_from_trainer(frame) == wire.TrainerReport(10, "rl", step=2, values={"reward": 0.5})
+
+
+def test_a_report_of_load_that_names_no_assignment_is_understood() -> None:
+    assert AGENT(bytes.fromhex("0194a4626561740301cd03e8")) == wire.Heartbeat(3, 1, kv_free_tokens=1000)
 
 
 @pytest.mark.parametrize(

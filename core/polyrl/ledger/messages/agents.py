@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from math import inf
 from typing import Final
@@ -63,9 +64,10 @@ def handle_agent(transition: Transition, name: str, message: wire.FromAgent) -> 
 
 def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.FromAgent) -> None:
     match message:
-        case wire.Heartbeat(running, queued, kv_free):
+        case wire.Heartbeat(running, queued, kv_free, newest):
             # No more than can be: what an engine says of itself is part of every sample's cost.
             most, room = engine.capacity.max_running, engine.capacity.kv_tokens
+            kv_free = min(kv_free, room) - (0 if newest < 0 else _on_their_way(transition.state, engine, newest))
             load = [max(0, min(number, top)) for number, top in ((running, most), (queued, most), (kv_free, room))]
             transition.record(events.EngineLoad(engine.name, load[0], queued=load[1], kv_free_tokens=load[2]))
         case wire.WeightsLoaded(version):
@@ -87,6 +89,13 @@ def _handle_rest(transition: Transition, engine: LeasedEngine, message: wire.Fro
             drain_engine(transition, engine.name, deadline_s=deadline_s, reason=reason)
         case wire.Deregister():
             lose_engine(transition, engine.name, GoneCause.DEREGISTERED)
+
+
+def _on_their_way(state: LedgerState, engine: LeasedEngine, newest: int) -> int:
+    """Tokens to be read of what was assigned after `newest`, and had not come when the engine counted its free room."""
+    late = itertools.takewhile(lambda number: number > newest, reversed(engine.running))
+    ones = (state.assignments[number] for number in late)
+    return sum(one.kv - (one.kv_end - one.length) for one in ones)
 
 
 def _counts(state: LedgerState, engine: LeasedEngine | None, version: int, receipt: bytes) -> bool:

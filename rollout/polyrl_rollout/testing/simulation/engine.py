@@ -353,8 +353,8 @@ class SimulatedEngine:
     def _send_heartbeat(self) -> None:
         if self.alive and not self._frozen(self._send_heartbeat):
             self._doubt_lease()
-            taken = sum(len(stream.assign.input_ids) // 4 + len(stream.ids) for stream in self._book.unfinished())
-            self._send(Heartbeat(len(self._book.streams), 0, kv_free_tokens=max(0, self.plan.kv_tokens - taken)))
+            free = max(0, self.plan.kv_tokens - self._book.text_tokens())
+            self._send(Heartbeat(len(self._book.streams), 0, kv_free_tokens=free, newest=self._book.newest))
             self._try_again()
             self.world.after(1.0, self._send_heartbeat)
 

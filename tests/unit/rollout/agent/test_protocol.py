@@ -234,6 +234,34 @@ def test_what_is_given_back_is_held_until_its_tokens_are_confirmed() -> None:
     assert protocol.book.has_room()
 
 
+def test_texts_count_until_the_manager_can_know_that_they_are_over() -> None:
+    """It counts the room of what ends as free itself: reported before, that counted twice."""
+    protocol = AgentProtocol()
+    protocol.receive(WELCOME, 0.0)
+    for number in (1, 2):
+        assert isinstance(protocol.accept(assign(number), VERSION), Stream)
+    assert protocol.book.text_tokens() == 2 * 2
+    protocol.book.add(1, TokenChunk([5, 2], [0.0, 0.0], version=VERSION, finish=Finish.STOP), 0.0)
+    assert protocol.book.text_tokens() == 2 + 4
+    protocol.book.pack(0.0, 0.03)
+    assert protocol.book.text_tokens() == 2
+    protocol.hand_back(2, HandBackReason.RECALLED)
+    assert protocol.book.text_tokens() == 0
+
+
+def test_the_newest_assignment_is_the_newest_that_came_since_the_welcome() -> None:
+    protocol = AgentProtocol()
+    protocol.receive(WELCOME, 0.0)
+    assert protocol.book.newest == 0
+    for number in (4, 7):
+        protocol.accept(assign(number), VERSION)
+    assert protocol.book.newest == 7
+    protocol.receive(Cancel(7), 0.0)
+    assert protocol.book.newest == 7
+    protocol.receive(WELCOME, 0.0)
+    assert protocol.book.newest == 4, "of a manager that has begun anew the numbers are others"
+
+
 def test_what_is_given_back_with_nothing_unconfirmed_is_gone_at_once() -> None:
     protocol = given_back()
     protocol.receive(Resend(1, 2), 0.0)

@@ -351,6 +351,46 @@ def test_kv_room_follows_what_comes_and_what_is_reported(tokens: int, report: in
     assert cost.kv_room(stage.ledger.state.engines["a"], stage.now) == room
 
 
+def filled(*lengths: int, budget: int = 100, room: int = 1000) -> Stage:
+    """An engine of so much KV room runs samples with prompts of these lengths, none of which has a token."""
+    stage = Stage()
+    stage.engine("a", kv_tokens=room, max_running=64)
+    for length in lengths:
+        stage.submit(prompt_ids=pack_ids([9] * length), max_new_tokens=budget)
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("newest", "had", "room"),
+    [
+        pytest.param(2, 400, 400, id="all had come"),
+        pytest.param(1, 300, 400, id="one had"),
+        pytest.param(0, 0, 400, id="none had"),
+        pytest.param(-1, 100, 700, id="it does not say"),
+    ],
+)
+def test_a_report_says_nothing_of_what_had_not_come_when_it_left(newest: int, had: int, room: int) -> None:
+    """Prompts that crossed it were forgotten until the next one: 69,300 of 40,000 tokens were given to an engine."""
+    stage = filled(300, 100)
+    stage.agent("a", Heartbeat(0, 0, kv_free_tokens=1000 - had, newest=newest))
+    assert cost.kv_room(stage.ledger.state.engines["a"], stage.now) == room
+
+
+def test_what_ends_after_a_report_leaves_no_more_room_than_it_had() -> None:
+    stage = filled(300, 100)
+    stage.agent("a", Heartbeat(2, 0, kv_free_tokens=600, newest=2))
+    stage.tokens("a", 1, [5] * 10)
+    stage.tokens("a", 1, [5, 2], "stop")
+    assert cost.kv_room(stage.ledger.state.engines["a"], stage.now) == 1000 - 200
+
+
+def test_room_that_is_set_aside_for_a_move_is_nobody_elses_whatever_is_reported() -> None:
+    stage = filled(300)
+    stage.agent("a", Heartbeat(1, 0, kv_free_tokens=700, newest=1))
+    stage.ledger.state.engines["a"].reserved_kv[99] = 150
+    assert cost.kv_room(stage.ledger.state.engines["a"], stage.now) == 700 - 100 - 150
+
+
 def test_an_old_report_is_not_believed() -> None:
     stage = grown(50, 300)
     assert cost.kv_room(stage.ledger.state.engines["a"], stage.now + cost.KV_REPORT_S + 1) == 900
