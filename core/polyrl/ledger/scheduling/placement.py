@@ -151,6 +151,8 @@ class Room:
         state, now, prompt = transition.state, transition.now, len(group.prompt_ids) // 4
         for index in state.groups[group.id].waiting:
             sample = state.samples[sample_id(group.id, index)]
+            if not sample.rejected_by:
+                return False  # without a look at the fleet, all of which may pause
             about: tuple[int | str, ...] = (low, high, prompt, *sample.rejected_by)
             if about not in self._others:
                 others = (e for e in transition.fleet.roomy() if e.name not in sample.rejected_by and has_slot(e, now))

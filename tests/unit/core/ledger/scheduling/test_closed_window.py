@@ -136,6 +136,24 @@ def test_that_nobody_else_takes_work_is_read_once_until_that_may_change(monkeypa
     assert can(1), "it has loaded that"
 
 
+def test_what_nobody_refused_is_no_look_at_a_fleet_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each length of a prompt that waits, all engines were asked whether they pause: 755,000 calls in a tick."""
+    stage = Stage()
+    for index in range(4):
+        stage.engine(f"s{index}")
+        stage.ledger.state.engines[f"s{index}"].quarantined_until = stage.now + 60.0
+    stage.submit(1)
+    asked, has_slot = list[str](), placement.has_slot
+    monkeypatch.setattr(placement, "has_slot", lambda engine, now: asked.append(engine.name) or has_slot(engine, now))
+    state = stage.ledger.state
+    room = placement.Room(Transition(state, stage.now, Fleet(state)))
+    assert room.holds(state.groups[0].group)
+    assert asked == []
+    state.samples["0.0"].rejected_by, state.samples["0.0"].rejections = ["s0"], 1
+    state.samples["0.0"].moved_at = stage.now
+    assert not room.holds(state.groups[0].group), "all others pause, and that one is not asked again at once"
+
+
 def test_turns_of_differing_lengths_leave_time_for_others_and_all_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a lost machine leaves them; what is given at once to siblings of one length is bounded by itself."""
     stage = Stage()
