@@ -80,7 +80,9 @@ FIELDS: Final[dict[str, st.SearchStrategy[Any]]] = {
     **dict.fromkeys(("run_epoch",), st.sampled_from([1, 1, 1, 1, 2])),
     **dict.fromkeys(("request", "asked", "batch", "order", "acknowledged", "next_group", "next_batch"), numbers),
     **dict.fromkeys(("version", "serving", "weight_version", "step", "turn", "assignment"), small),
-    **dict.fromkeys(("max_running", "queued", "running", "kv_free_tokens", "max_context", "seq"), small | numbers),
+    **dict.fromkeys(
+        ("max_running", "queued", "running", "kv_free_tokens", "newest", "max_context", "seq"), small | numbers
+    ),
     **dict.fromkeys(("min_samples", "max_samples", "vocabulary"), small),
     **dict.fromkeys(("max_tokens", "bytes_pulled", "bytes_from_peers", "peer_port"), numbers),
     **dict.fromkeys(("kv_tokens", "positions"), st.sampled_from([-1, 0, 1, 12, 30, 50])),
@@ -310,9 +312,11 @@ def check(ledger: Ledger, now: float) -> None:
         for number in engine.reserved_kv:
             assert state.assignments[number].recall_target == engine.name
     afresh = Fleet(state)
-    for order in ("roomy", "busy", "idle", "leaving", "reserved", "silent"):
+    for order in ("roomy", "busy", "idle", "leaving", "reserved"):
         in_order = [sorted(one.name for one in getattr(fleet, order)()) for fleet in (ledger.fleet, afresh)]
         assert in_order[0] == in_order[1], order
+    silent = [sorted(one.name for one in fleet.some_silent()[0]) for fleet in (ledger.fleet, afresh)]
+    assert silent[0] == silent[1]
 
 
 OPENING: Final = (
