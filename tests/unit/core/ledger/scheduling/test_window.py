@@ -168,7 +168,7 @@ def test_what_ends_beside_a_batch_that_is_learned_opens_no_window(sign: str) -> 
     stage.engine("s", max_running=64)
     stage.submit(4)
     stage.submit(4, step=1)
-    stage.submit(1, purpose=Purpose.EVAL)
+    stage.submit(1, step=1, purpose=Purpose.EVAL)
     stage.finish_all()
     stage.ask(most=4)
     if sign != "the batch before is acknowledged":
@@ -180,7 +180,7 @@ def test_what_ends_beside_a_batch_that_is_learned_opens_no_window(sign: str) -> 
     if sign == "the step before ends":
         stage.trainer(EndStep(stage.request(), 0, purpose=Purpose.TRAIN))
     elif sign == "an evaluation ends":
-        stage.trainer(EndStep(stage.request(), 0, purpose=Purpose.EVAL))
+        stage.trainer(EndStep(stage.request(), 1, purpose=Purpose.EVAL))
     else:
         stage.acknowledge(0)
     assert not stage.ledger.state.window_open
