@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from math import inf
+from typing import Final
 
 from polyrl.ledger import speed
 from polyrl.ledger.measures.usage import EVALUATION
 from polyrl.ledger.state import LeasedEngine, LedgerState, step_key
 from polyrl.sample import Group, Pool, Purpose
+
+PRIORITIES_READ: Final = 16
+"""Of what waits, the most urgent: one in each group would be read whole at each end of a turn."""
 
 
 def work_name(group: Group) -> str:
@@ -27,7 +31,9 @@ def count_work(state: LedgerState, engine: LeasedEngine, at: float) -> None:
 def _waits_from(state: LedgerState) -> float:
     """The first training step of which samples wait, by what is first of each priority: see `GroupState.key`."""
     place, first = 0, inf
-    while place < len(state.queue):
+    for _ in range(PRIORITIES_READ):
+        if place == len(state.queue):
+            break
         rank, step, number = state.queue[place]
         if state.groups[number].group.purpose is Purpose.TRAIN:
             first = min(first, step)

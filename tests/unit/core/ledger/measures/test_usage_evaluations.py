@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from polyrl.ledger.apply.work import count_work
 from polyrl.ledger.measures.usage import EVALUATION, EngineWork, Usage
 from polyrl.ledger.speed import HALF_BATCH
 from polyrl.sample import Purpose
@@ -24,6 +25,32 @@ def rollout_s(stage: Stage, step: int) -> float:
     newest = stage.ledger.status(stage.now).finished_steps[-1]
     assert (newest.step, newest.steady) == (step, True)
     return newest.rollout_seconds
+
+
+class CountedQueue(list[tuple[int, int, int]]):
+    """Counts how often it is read."""
+
+    read = 0
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def]
+        self.read += 1
+        return super().__getitem__(place)
+
+
+def test_the_queue_is_not_read_whole_where_each_group_has_a_priority_of_its_own() -> None:
+    """At each end of a turn; what it costs to find the next priority grows by the logarithm."""
+    read = []
+    for groups in (100, 1600):
+        stage = Stage()
+        stage.engine("a", max_running=1)
+        for priority in range(groups):
+            stage.submit(priority=priority)
+        state = stage.ledger.state
+        state.queue = CountedQueue(state.queue)
+        (engine,) = state.engines.values()
+        count_work(state, engine, stage.now + 1.0)
+        read.append(state.queue.read)
+    assert read[1] <= 2 * read[0], read
 
 
 def finish(stage: Stage, *samples: str) -> None:
