@@ -59,6 +59,7 @@ BROKEN_ONCE = {
     7006047: "an engine that had become slow greeted anew, and the ledger's count began there: the checker's error",
     3019043: "a sample waited for the trainer to learn beside an engine that had been measured as slow: its error",
     13106424: "what was left could outgrow all engines but the trainer's, and counted as theirs: the checker's error",
+    13130277: "what ran had no KV room on any engine but the trainer's, and counted as theirs: the checker's error",
     3022262: "an engine whose greeting crossed an order to wake was taken for asleep, and the learner for alone",
 }
 

@@ -189,9 +189,10 @@ class HeldBatches:
 
 
 def _hold(others: Sequence[LeasedEngine], state: LedgerState, left: Sequence[tuple[int, int]]) -> bool:
-    """Whether none of the rest can outgrow them, and go on where contexts are longer."""
+    """Whether none of the rest can outgrow them, and go on where contexts are longer. What runs is given to none
+    without the KV room for it, though one that is empty takes what waits."""
     longest = max((engine.capacity.max_context for engine in state.engines.values()), default=0)
-    theirs = max((engine.capacity.max_context for engine in others), default=0)
+    theirs = max((min(one.capacity.max_context, one.capacity.kv_tokens) for one in others), default=0)
     return all(min(room, longest) <= theirs for _, room in left)
 
 
