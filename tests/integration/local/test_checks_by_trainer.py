@@ -221,6 +221,14 @@ def test_what_a_check_reads_is_not_written_again(job: Path, monkeypatch: pytest.
 
 
 def test_what_could_not_be_looked_at_is_said_beside_what_is_wrong(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = checks.start
+
+    def without_end(argv: list[str], *args: Any, **named: Any) -> Any:
+        """The others may take longer than the model's would."""
+        is_model = argv[argv.index("--part") + 1] == checks.CheckPart.MODEL.value
+        return start([sys.executable, "-c", "import time; time.sleep(600)"] if is_model else argv, *args, **named)
+
+    monkeypatch.setattr(checks, "start", without_end)
     monkeypatch.setitem(checks.DEADLINES_S, checks.CheckPart.MODEL, 0.0)
     (job.parent / "reward.py").write_text("def score(): ...\n")
     fault, note = refusal(job)
