@@ -188,7 +188,7 @@ PLAYS: Final = (
 def _greeting(state: LedgerState, name: str) -> Hello:
     """With all that left it while it was silent, and two tokens more of each."""
     runs = [(n, one.sample, one.length) for n, one in state.assignments.items() if one.engine == name]
-    runs += [(one.left_as, key, one.left_at) for key, one in state.samples.items() if one.left_by == name]
+    runs += [(one.left[name][0], key, one.left[name][1]) for key, one in state.samples.items() if name in one.left]
     of_pool = {"pool": Pool.RESERVED, "sleeps": True} if name == "own" else {"pool": Pool.SPOT}
     return Hello(
         1,
@@ -197,7 +197,7 @@ def _greeting(state: LedgerState, name: str) -> Hello:
         kv_tokens=50,
         max_context=30,
         weight_version=state.weights.version,
-        held=tuple(wire.HeldAssignment(number, sample, 1, length + 2) for number, sample, length in runs if number),
+        held=tuple(wire.HeldAssignment(number, sample, 1, length + 2) for number, sample, length in runs),
         **of_pool,
     )
 

@@ -108,10 +108,8 @@ class SampleState(msgspec.Struct, array_like=True):
     rejected_by: list[str] = msgspec.field(default_factory=list)
     """Engines that refused it, each once: `max_rejections`, or a few more while one that works was not asked."""
     avoid_until: float = -inf
-    left_as: int = 0
-    left_by: str = ""
-    left_at: int = 0
-    """Assignment (0: none) in which a silent engine may hold more of this turn, that engine, and where it was left."""
+    left: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    """Engines that fell silent with this turn and may hold more of it: the assignment, and its length then."""
     rewinds: int = 0
     refused_at: float = inf
     """How often tokens were dropped for those that such an engine held; and when it was first refused, inf: never."""

@@ -30,6 +30,9 @@ from polyrl.wire.ranges import add_number
 ENDED_MEMORY: Final = 8192
 """Ended groups of which it is remembered what they were: many steps' worth, for a submission that is repeated."""
 
+MAX_LEFT: Final = 8
+"""Silent engines of which it is remembered where a turn left them: more than it is taken back by, and not a fleet's."""
+
 AVOID_S: Final = 60.0
 """How long an engine that failed a sample is its last choice: as long as the longest pause of an engine."""
 
@@ -167,8 +170,7 @@ def apply_assigned(state: LedgerState, event: events.Assigned) -> None:
     sample = state.samples[event.sample]
     _unqueue_sample(state, sample)
     _enter(sample, SamplePhase.ASSIGNED, event.at)
-    sample.assignment = event.assignment
-    sample.kept_by = ""
+    sample.assignment, sample.kept_by = event.assignment, ""
     state.next_assignment = event.assignment + 1
     _begin_assignment(state, event, reading=event.reading)
 
@@ -188,7 +190,8 @@ def apply_reclaimed(state: LedgerState, event: events.Reclaimed) -> None:
     sample.rewinds += 1
     _enter(sample, SamplePhase.ASSIGNED, event.at)
     sample.assignment = event.assignment
-    sample.left_as, sample.left_by, sample.left_at = 0, "", 0
+    # What others were left with beyond this length goes on from tokens that are dropped here.
+    sample.left = {name: left for name, left in sample.left.items() if left[1] <= event.length and name != event.engine}
     _begin_assignment(state, event, reading=0)
 
 
@@ -277,7 +280,7 @@ def apply_moved(state: LedgerState, event: events.Moved) -> None:
             sample.rejected_by.append(assignment.engine)
     if event.cause is MoveCause.LOST:
         state.engines[assignment.engine].bereft = True
-        sample.left_as, sample.left_by, sample.left_at = event.assignment, assignment.engine, sample.length
+        sample.left = dict([*sample.left.items(), (assignment.engine, (event.assignment, sample.length))][-MAX_LEFT:])
     increment(state.counters.migrations, event.cause)
     _queue_sample(state, sample, event.at)
 
@@ -290,10 +293,9 @@ def apply_turn_ended(state: LedgerState, event: events.TurnEnded) -> None:
         _unqueue_sample(state, sample)
     state.lengths.end(sample.length_class)
     state.usage.end_turn(work_name(state.groups[sample.group].group), event.at)
-    sample.left_as, sample.left_by, sample.left_at = 0, "", 0
+    sample.left.clear()
     sample.finish = event.finish
-    sample.asks = 1
-    sample.ask_due = event.ask_due
+    sample.asks, sample.ask_due = 1, event.ask_due
     _enter(sample, SamplePhase.TURN_DONE, event.at)
     state.awaiting_verdict[event.sample] = None
     state.ask_due = min(state.ask_due, event.ask_due)
@@ -325,8 +327,7 @@ def apply_turn_extended(state: LedgerState, event: events.TurnExtended) -> None:
 def apply_sample_scored(state: LedgerState, event: events.SampleScored) -> None:
     sample = state.samples[event.sample]
     del state.awaiting_verdict[event.sample]
-    sample.reward = event.reward
-    sample.metrics = event.metrics
+    sample.reward, sample.metrics = event.reward, event.metrics
     state.groups[sample.group].scored += 1
     _enter(sample, SamplePhase.SCORED, event.at)
 

@@ -236,14 +236,14 @@ def _reconcile_held(transition: Transition, engine: LeasedEngine, hello: wire.He
             transition.send(engine.name, wire.Resend(number, assignment.length))
     for number, theirs in held.items():
         if _may_reclaim(transition, engine, theirs):
-            reclaim(transition, theirs.sample)
+            reclaim(transition, theirs.sample, engine.name)
         else:
             transition.send(engine.name, wire.Cancel(number))
 
 
 def _has_left(state: LedgerState, engine: str, held: wire.HeldAssignment) -> bool:
     sample = state.samples.get(held.sample)
-    return sample is not None and (sample.left_as, sample.left_by) == (held.assignment, engine)
+    return sample is not None and engine in sample.left and sample.left[engine][0] == held.assignment
 
 
 def _may_reclaim(transition: Transition, engine: LeasedEngine, held: wire.HeldAssignment) -> bool:

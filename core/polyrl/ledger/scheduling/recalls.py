@@ -56,13 +56,13 @@ def complete_recall(transition: Transition, number: int) -> None:
         assign(transition, name, to, reading=request.unread(to, has_sibling=to.name in siblings))
 
 
-def reclaim(transition: Transition, name: str) -> None:
-    """A sample goes on at the engine that it left while that was silent; what another made since is dropped."""
+def reclaim(transition: Transition, name: str, engine: str) -> None:
+    """A sample goes on at an engine that it left while that was silent; what others made since is dropped."""
     state = transition.state
     sample = state.samples[name]
     if sample.assignment:
         transition.send(state.assignments[sample.assignment].engine, Cancel(sample.assignment))
-    number, engine, length = sample.left_as, sample.left_by, sample.left_at
+    number, length = sample.left[engine]
     kv = len(state.groups[sample.group].group.prompt_ids) // 4 + length + speed.expected_tokens(state, sample)
     transition.record(Reclaimed(number, name, engine=engine, length=length, kv=kv, at=transition.now))
     transition.send(engine, Resend(number, length))

@@ -9,10 +9,23 @@ import msgspec
 import pytest
 
 from polyrl.ledger import Effects
+from polyrl.ledger.apply.samples import MAX_LEFT
 from polyrl.ledger.events import Reclaimed
 from polyrl.ledger.journal import PageBook, decode_state, encode_state
 from polyrl.sample import Pool
-from polyrl.wire import Assign, Cancel, Fenced, Heartbeat, HeldAssignment, Hello, Resend, TokensKept, Welcome
+from polyrl.wire import (
+    Assign,
+    Cancel,
+    Fenced,
+    HandBack,
+    HandBackReason,
+    Heartbeat,
+    HeldAssignment,
+    Hello,
+    Resend,
+    TokensKept,
+    Welcome,
+)
 from polyrl_rollout.testing.stage import Stage, replay, sent, snapshot
 
 HELLO: Final = Hello(1, "a", pool=Pool.SPOT, max_running=8, kv_tokens=100_000, max_context=4096, weight_version=0)
@@ -77,6 +90,67 @@ def test_also_after_the_engine_was_gone() -> None:
     assert stage.placed() == {"a": ["0.0"], "b": []}
 
 
+def lost_by_b_too(*tokens: int) -> tuple[Stage, int]:
+    """b has fallen silent as well, with `tokens` more than a had; c goes on. Comes with the number that b had."""
+    stage = moved_to_b(*tokens)
+    number = stage.number("0.0")
+    stage.engine("c")
+    for _ in range(4):
+        stage.now += 1.0
+        stage.agent("c", Heartbeat(0, 0, kv_free_tokens=100_000))
+        stage.pass_time(0.0)
+    assert stage.placed()["c"] == ["0.0"]
+    return stage, number
+
+
+def b_is_back(stage: Stage, number: int, length: int) -> Effects:
+    """It holds so much of the sample."""
+    held = (HeldAssignment(number, "0.0", attempt=2, length=length),)
+    return stage.agent("b", msgspec.structs.replace(HELLO, engine="b", held=held))
+
+
+def test_what_the_first_of_two_silent_engines_holds_is_taken_back() -> None:
+    stage, number = lost_by_b_too(9, 9, 9)
+    assert Resend(1, 2) in sent(back(stage, length=90), Resend)
+    assert stage.placed()["a"] == ["0.0"]
+    assert sent(b_is_back(stage, number, length=95), (Cancel, Resend)) == [Cancel(number)], (
+        "it went on from other tokens"
+    )
+    assert replay(stage.ledger.state.config, stage.events) == stage.ledger.state
+
+
+def test_each_of_two_silent_engines_is_taken_back_in_turn() -> None:
+    stage, number = lost_by_b_too(9, 9, 9)
+    assert Resend(number, 5) in sent(b_is_back(stage, number, length=40), Resend)
+    assert Resend(1, 2) in sent(back(stage, length=90), Resend), "its tokens up to there are still the sample's"
+    assert stage.placed() == {"a": ["0.0"], "b": [], "c": []}
+    stage.tokens("a", 1, [7, 8, 2], "stop", offset=2)
+    assert list(memoryview(bytes(stage.ledger.state.samples["0.0"].ids)).cast("I")) == [5, 6, 7, 8, 2]
+    assert replay(stage.ledger.state.config, stage.events) == stage.ledger.state
+
+
+def test_what_was_taken_back_and_given_back_is_not_claimed_again() -> None:
+    stage = moved_to_b(9)
+    back(stage, length=40)
+    stage.agent("a", HandBack(1, HandBackReason.REJECTED))
+    assert stage.placed()["b"] == ["0.0"]
+    assert sent(back(stage, length=40), (Cancel, Resend)) == [Cancel(1)]
+
+
+def test_a_turn_remembers_few_of_the_engines_that_it_left() -> None:
+    stage = moved_to_b()
+    for at in range(20):
+        name, number = f"e{at}", stage.number("0.0")
+        stage.engine(name)
+        for _ in range(4):
+            stage.now += 1.0
+            stage.agent(name, Heartbeat(0, 0, kv_free_tokens=100_000))
+            stage.pass_time(0.0)
+        assert stage.number("0.0") > number, "it left another one"
+    left = stage.ledger.state.samples["0.0"].left
+    assert list(left) == [f"e{at}" for at in range(19 - MAX_LEFT, 19)], "the newest"
+
+
 def test_a_sample_that_waits_is_taken_back_by_who_has_no_more_of_it() -> None:
     stage = Stage()
     stage.engine("a")
@@ -122,7 +196,7 @@ def test_another_engines_claim_is_none() -> None:
 def test_one_that_says_much_and_sends_nothing_costs_a_sample_little() -> None:
     stage, taken = moved_to_b(9), 0
     for _ in range(9):
-        number = stage.ledger.state.samples["0.0"].left_as
+        number, _ = stage.ledger.state.samples["0.0"].left["a"]
         held = (HeldAssignment(number, "0.0", attempt=1, length=90),)
         outcome = stage.agent("a", msgspec.structs.replace(HELLO, held=held))
         taken += sum(isinstance(event, Reclaimed) for event in outcome.events)
