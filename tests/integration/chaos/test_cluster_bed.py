@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from cluster.choice import DRIVER, KUBECONFIG, choose_cluster
 from cluster.external_driver import ExternalCluster
 from cluster.given_driver import GivenCluster
 from cluster.kind_driver import KindCluster
+
+ROOT = Path(__file__).parents[3]
 
 SCRIPT = """#!/bin/sh
 echo "$@" >> {log}
@@ -20,6 +24,11 @@ case $1 in
   add-node) echo "no machine left" >&2; exit 1;;
 esac
 """
+DOCKER = """#!/bin/sh
+echo "$1 $*" | grep -o '^build\\|[a-z]*/[a-z]*:[^ ]*' | paste -sd' ' >> {log}
+case "$*" in {fails}) exit 1;; esac
+"""
+"""Notes which image it is asked about or builds, and fails for what matches."""
 REFUSED = (
     lambda c: c.load_image(["a:1"]),
     lambda c: c.add_node("n", "spot"),
@@ -76,3 +85,28 @@ def test_its_exit_codes_tell_cannot_from_failed(driver: Path) -> None:
 def test_a_guest_touches_no_machine(number: int, tmp_path: Path) -> None:
     with pytest.raises(port.Unsupported, match="is not ours"):
         REFUSED[number](GivenCluster(tmp_path / "theirs"))
+
+
+@pytest.mark.parametrize(
+    ("fails", "tag", "built"),
+    [
+        pytest.param("none", "", [], id="all are there, under the tag that names what lies in them"),
+        pytest.param(
+            "none", "TAG=1", ["operator", "manager", "rollout", "trainer"], id="a tag that was given says nothing"
+        ),
+        pytest.param("image*", "", ["operator", "manager", "rollout", "trainer"], id="none is there"),
+        pytest.param("*manager*", "", ["manager"], id="one cannot be built"),
+    ],
+)
+def test_images_are_built_where_they_are_missing(fails: str, tag: str, built: list[str], tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(DOCKER.format(log=tmp_path / "log", fails=fails))
+    docker.chmod(0o755)
+    named = ("TAG", "REGISTRY", "VARIANT", "BASE", "POLYRL_CLUSTER_PREFIX", "MAKEFLAGS", "MAKELEVEL")
+    inherited = {key: value for key, value in os.environ.items() if key not in named}
+    environment = {**inherited, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["make", "images", "REGISTRY=test", *tag.split()]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
+    assert (done.returncode != 0) == (fails == "*manager*"), "a build that fails is not passed over"
+    lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    assert [one[1].split("/")[1].split(":")[0] for one in lines if one[0] == "build"] == built
