@@ -60,6 +60,7 @@ BROKEN_ONCE = {
     3019043: "a sample waited for the trainer to learn beside an engine that had been measured as slow: its error",
     13106424: "what was left could outgrow all engines but the trainer's, and counted as theirs: the checker's error",
     13130277: "what ran had no KV room on any engine but the trainer's, and counted as theirs: the checker's error",
+    13136722: "a sample of a version that all awake engines had left behind waited for one that slept",
     3022262: "an engine whose greeting crossed an order to wake was taken for asleep, and the learner for alone",
 }
 

@@ -6,7 +6,7 @@
     busy       engines that run something, where a token takes longest first
     idle       engines that run nothing, the longest idle first
     reserved   the trainer's own; `leaving` those that drain; `silent` those that gave no sign of life for a lease;
-               `reading` those that have prompts to read
+               `reading` those that have prompts to read; `loading` those that are awake and serve nothing
     kinds      how many engines take work of which version, with which context
 
 It follows from the state alone, is never saved, and a new one is made for a state that was read. Who records an event
@@ -26,6 +26,7 @@ from math import inf
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from polyrl.ledger import events as f, speed
+from polyrl.ledger.causes import RestPhase
 from polyrl.ledger.state import LeasedEngine, LedgerState
 from polyrl.sample import Pool, sample_id
 from polyrl.wire import EndStep
@@ -105,6 +106,7 @@ class Fleet:
         self._silent: dict[str, None] = {}
         self._reading: dict[str, None] = {}
         self._tried: dict[str, None] = {}
+        self._loading: dict[str, None] = {}
         self._changed: dict[str, None] = dict.fromkeys(state.engines)
         by_token = sorted(state.engines.values(), key=lambda engine: engine.token_at)
         self._tokenless = dict.fromkeys(engine.name for engine in by_token)
@@ -115,8 +117,8 @@ class Fleet:
         """Where `asked` goes on."""
         self.whole_pass_at = -inf
         """When the queue was looked through last, see `placement`."""
-        self.arrivals = (-1, -inf, inf)
-        """The newest version, when it was published, and when the first engine served it, see `arrivals`."""
+        self.arrivals = (-1, inf)
+        """The newest version, and when the first engine served it, see `arrivals`."""
         self.wanted, self.counted_until = 0, -inf
         """Samples that ran or waited when they were counted last, and until when that stands."""
         self.own_rates: dict[tuple[object, ...], tuple[float, list[LeasedEngine]]] = {}
@@ -172,9 +174,9 @@ class Fleet:
         elif isinstance(event, f.Assigned):
             self._tokenless.setdefault(event.engine)
         elif isinstance(event, f.VersionPublished):
-            self.arrivals = event.weights.version, event.at, inf
+            self.arrivals = event.weights.version, inf
         elif isinstance(event, f.EngineServing) and event.version == self.arrivals[0] >= 0:
-            self.arrivals = *self.arrivals[:2], min(self.arrivals[2], event.at)
+            self.arrivals = event.version, min(self.arrivals[1], event.at)
         if isinstance(event, _BEGINS_TO_SERVE):
             self.no_other.clear()
         engines_of = _ENGINES_OF.get(type(event))
@@ -262,6 +264,11 @@ class Fleet:
         self.refresh()
         return self._kinds.keys()
 
+    def may_load_older(self) -> bool:
+        """Whether one that serves nothing may bring an older version than the newest: it greeted before that came."""
+        self.refresh()
+        return any(self._state.engines[name].greeted_at <= self._state.published_at for name in self._loading)
+
     def num_engines(self, low: int, high: int) -> int:
         """How many that do not drain are at these versions."""
         self.refresh()
@@ -295,8 +302,9 @@ class Fleet:
                 self._replace(before, after)
             if engine is None or after is None:
                 self._turns.pop(name, None)
-                for names in (self._idle, self._reserved, self._draining, self._silent, self._reading, self._tried):
-                    names.pop(name, None)
+                names = (self._idle, self._reserved, self._draining, self._silent, self._reading)
+                for those in (*names, self._loading, self._tried):
+                    those.pop(name, None)
                 continue
             self._entries[name] = after
             _keep(self._idle, name, wanted=not engine.occupied)
@@ -304,6 +312,8 @@ class Fleet:
             _keep(self._draining, name, wanted=bool(engine.draining))
             _keep(self._silent, name, wanted=engine.silent)
             _keep(self._reading, name, wanted=engine.reading > 0)
+            loads = engine.version < 0 and not engine.draining and engine.rest.phase is RestPhase.AWAKE
+            _keep(self._loading, name, wanted=loads)
             _keep(self._tried, name, wanted=bool(engine.occupied) and not (engine.step_scale or after.own))
         self._changed.clear()
 

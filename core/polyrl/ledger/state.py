@@ -363,7 +363,8 @@ class LedgerState(msgspec.Struct):
     answered: dict[int, bytes] = msgspec.field(default_factory=dict)
     """The newest requests whose repetition would do harm: digest, and a BatchRequest's answer without samples."""
     weights: WeightsRef = WeightsRef()
-    """The newest published."""
+    published_at: float = -inf
+    """The newest published, and when."""
     window_open: bool = True
     window_at: float = -inf
     """Whether reserved engines may generate, and since when."""

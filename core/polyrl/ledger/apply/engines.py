@@ -36,7 +36,7 @@ SERVED_MEMORY: Final = 128
 
 
 def apply_version_published(state: LedgerState, event: events.VersionPublished) -> None:
-    state.weights = event.weights
+    state.weights, state.published_at = event.weights, event.at
     state.contents[event.weights.version] = event.weights.content
     state.receipts[event.weights.version] = event.weights.receipt
     for memory in (state.contents, state.receipts):

@@ -35,7 +35,7 @@ class Share(NamedTuple):
 def share(transition: Transition) -> Share:
     """Looked at again when it ends. After a restart of the manager there is none until the next version."""
     state, fleet, now = transition.state, transition.fleet, transition.now
-    version, published_at, first_at = fleet.arrivals
+    (version, first_at), published_at = fleet.arrivals, state.published_at
     until = first_at + min(MOST_SHARED_S, max(LEAST_SHARED_S, SHARED_PART * (first_at - published_at)))
     if first_at == inf or now >= until:
         return Share()

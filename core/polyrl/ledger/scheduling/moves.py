@@ -119,9 +119,10 @@ def end_unservable(transition: Transition) -> None:
     than every context: a turn that has begun ends by length; only a prompt that fits nowhere discards its group.
 
     What waits is looked through when other versions or contexts are there than the last time, else only what is new."""
-    offered = (transition.state.weights.version, frozenset(transition.fleet.kinds()))
-    if offered != transition.fleet.last_offer:
-        transition.fleet.last_offer = offered
+    fleet = transition.fleet
+    offered = (transition.state.weights.version, frozenset(fleet.kinds()), fleet.may_load_older())
+    if offered != fleet.last_offer:
+        fleet.last_offer = offered
         _end_those(transition, [number for *_, number in transition.state.queue])
     elif transition.requeued:
         _end_those(transition, transition.requeued)
@@ -145,8 +146,10 @@ def _end_those(transition: Transition, groups: Sequence[int]) -> None:
 
 
 def _is_stale(transition: Transition, high: int) -> bool:
-    """Versions only grow, and all are past the newest that may generate."""
-    return transition.state.weights.version > high and all(version > high for version, _ in transition.fleet.kinds())
+    """Versions only grow, and all are past the newest that may generate, or will be when they have loaded."""
+    newest, fleet = transition.state.weights.version, transition.fleet
+    past = all(version < 0 or version > high for version, _ in fleet.kinds())
+    return newest > high and past and not fleet.may_load_older()
 
 
 def _end_outgrown(transition: Transition, entry: GroupState, context: int) -> None:

@@ -13,6 +13,7 @@ from polyrl.ledger.state import SamplePhase
 from polyrl.sample import DiscardReason, Group, Pool, Purpose, SamplingParams
 from polyrl.wire import (
     Assign,
+    Deregister,
     GroupDropped,
     HandBack,
     Heartbeat,
@@ -253,6 +254,55 @@ def test_a_sample_that_no_version_can_serve_any_more_is_stale() -> None:
     stage.publish(1)
     assert not sent(stage.pass_time(0.1), GroupDropped)
     dropped = sent(stage.agent("a", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1)), GroupDropped)
+    assert [notice.reason for notice in dropped] == [DiscardReason.STALE]
+
+
+def all_but_one_at_version_1(pool: Pool = Pool.SPOT, **rests: bool) -> Stage:
+    """A sample of version 0 at most runs on `a`, which has yet to load version 1, and `r` serves nothing."""
+    stage = Stage()
+    stage.engine("r", pool, -1, **rests)
+    stage.engine("a")
+    stage.submit(1, n=2)
+    stage.now = 1.0
+    stage.publish(1)
+    return stage
+
+
+def goes_on_to_version_1(stage: Stage) -> list[DiscardReason]:
+    """Reasons for which groups are dropped once `a` has loaded it."""
+    outcome = stage.agent("a", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1))
+    return [notice.reason for notice in sent(outcome, GroupDropped)]
+
+
+def test_who_was_there_before_the_newest_version_may_still_load_an_older_one() -> None:
+    stage = all_but_one_at_version_1()
+    assert not goes_on_to_version_1(stage)
+    dropped = sent(stage.agent("r", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1)), GroupDropped)
+    assert [notice.reason for notice in dropped] == [DiscardReason.STALE]
+
+
+def test_who_sleeps_will_load_no_older_version() -> None:
+    """One that slept while the trainer waited for this very group kept it waiting to its deadline."""
+    stage = all_but_one_at_version_1(Pool.RESERVED, sleeps=True, asleep=True)
+    assert goes_on_to_version_1(stage) == [DiscardReason.STALE]
+
+
+def test_who_starts_after_the_newest_version_will_load_no_older_one() -> None:
+    """In a fleet of flapping engines there is always one that starts."""
+    stage = all_but_one_at_version_1()
+    stage.agent("r", Deregister("bye"))
+    stage.now = 1.5
+    stage.engine("b", version=-1)
+    assert goes_on_to_version_1(stage) == [DiscardReason.STALE]
+
+
+def test_it_is_looked_at_again_when_the_last_that_may_is_gone() -> None:
+    """Versions and contexts of the fleet are then as before."""
+    stage = all_but_one_at_version_1()
+    stage.now = 1.5
+    stage.engine("b", version=-1)
+    assert not goes_on_to_version_1(stage)
+    dropped = sent(stage.agent("r", Deregister("bye")), GroupDropped)
     assert [notice.reason for notice in dropped] == [DiscardReason.STALE]
 
 

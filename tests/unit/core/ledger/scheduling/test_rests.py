@@ -11,7 +11,7 @@ from polyrl.ledger.events import EngineGone, Moved
 from polyrl.ledger.measures.rests import GIVE_UP_S
 from polyrl.ledger.scheduling.rests import SLEEP_DEADLINE_S, WAKE_DEADLINE_S
 from polyrl.ledger.scheduling.window import GROUPS_READ, REPLAN_S, opens_in
-from polyrl.sample import Pool, Purpose
+from polyrl.sample import DiscardReason, Pool, Purpose
 from polyrl.wire import (
     Asleep,
     Assign,
@@ -20,6 +20,7 @@ from polyrl.wire import (
     EndStep,
     Fenced,
     GoToSleep,
+    GroupDropped,
     HandBack,
     HandBackReason,
     HeldAssignment,
@@ -474,15 +475,19 @@ def test_what_is_too_long_for_all_others_wakes_it(context: int, wakes: bool) -> 
     assert bool(sent(stage.ask(alone=True), WakeUp)) is wakes
 
 
-@pytest.mark.parametrize(("newest", "wakes"), [(1, False), (0, True)], ids=["served", "left behind"])
-def test_what_is_of_a_version_that_all_others_have_left_behind_wakes_it(newest: int, wakes: bool) -> None:
+@pytest.mark.parametrize(("newest", "dropped"), [(1, []), (0, [DiscardReason.STALE])], ids=["served", "left behind"])
+def test_what_is_of_a_version_that_all_others_have_left_behind_wakes_nobody(
+    newest: int, dropped: list[DiscardReason]
+) -> None:
+    """Who wakes loads the newest."""
     stage = counted_on()
     stage.publish(1)
     for name in ("s0", "s1"):
         stage.agent(name, loaded(1))
         stage.ledger.state.engines[name].step_scale = 0.02
-    stage.submit(1, max_version=newest)
-    assert bool(sent(stage.ask(alone=True), WakeUp)) is wakes
+    notices = sent(stage.submit(1, max_version=newest), GroupDropped)
+    assert [notice.reason for notice in notices] == dropped
+    assert not sent(stage.ask(alone=True), WakeUp)
 
 
 def test_where_others_take_long_it_wakes() -> None:
