@@ -17,6 +17,7 @@ from polyrl.wire import (
     GroupDropped,
     HandBack,
     Heartbeat,
+    Leaving,
     Submit,
     WeightsLoaded,
     pack_ids,
@@ -296,13 +297,14 @@ def test_who_starts_after_the_newest_version_will_load_no_older_one() -> None:
     assert goes_on_to_version_1(stage) == [DiscardReason.STALE]
 
 
-def test_it_is_looked_at_again_when_the_last_that_may_is_gone() -> None:
+@pytest.mark.parametrize("last_word", [Deregister("bye"), Leaving(9.0, "notice")], ids=["gone", "drains"])
+def test_it_is_looked_at_again_when_the_last_that_may_has_left(last_word: Deregister | Leaving) -> None:
     """Versions and contexts of the fleet are then as before."""
     stage = all_but_one_at_version_1()
     stage.now = 1.5
     stage.engine("b", version=-1)
     assert not goes_on_to_version_1(stage)
-    dropped = sent(stage.agent("r", Deregister("bye")), GroupDropped)
+    dropped = sent(stage.ledger.from_agent("r", last_word, stage.now), GroupDropped)
     assert [notice.reason for notice in dropped] == [DiscardReason.STALE]
 
 
