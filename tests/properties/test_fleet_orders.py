@@ -22,6 +22,7 @@ def orders(one: Fleet) -> dict[str, list[Any]]:
         "leaving": sorted(engine.name for engine in one.leaving()),
         "reserved": sorted(engine.name for engine in one.reserved()),
         "kinds": sorted(one.kinds()),
+        "may load older": [one.may_load_older()],
         "fastest": [one.fastest()],
     }
 

@@ -107,6 +107,8 @@ class Fleet:
         self._reading: dict[str, None] = {}
         self._tried: dict[str, None] = {}
         self._loading: dict[str, None] = {}
+        self._old: dict[str, None] = {}
+        """Of those the ones that greeted before the newest version came."""
         self._changed: dict[str, None] = dict.fromkeys(state.engines)
         by_token = sorted(state.engines.values(), key=lambda engine: engine.token_at)
         self._tokenless = dict.fromkeys(engine.name for engine in by_token)
@@ -175,6 +177,7 @@ class Fleet:
             self._tokenless.setdefault(event.engine)
         elif isinstance(event, f.VersionPublished):
             self.arrivals = event.weights.version, inf
+            self._changed.update(self._loading)
         elif isinstance(event, f.EngineServing) and event.version == self.arrivals[0] >= 0:
             self.arrivals = event.version, min(self.arrivals[1], event.at)
         if isinstance(event, _BEGINS_TO_SERVE):
@@ -267,7 +270,7 @@ class Fleet:
     def may_load_older(self) -> bool:
         """Whether one that serves nothing may bring an older version than the newest: it greeted before that came."""
         self.refresh()
-        return any(self._state.engines[name].greeted_at <= self._state.published_at for name in self._loading)
+        return bool(self._old)
 
     def num_engines(self, low: int, high: int) -> int:
         """How many that do not drain are at these versions."""
@@ -303,7 +306,7 @@ class Fleet:
             if engine is None or after is None:
                 self._turns.pop(name, None)
                 names = (self._idle, self._reserved, self._draining, self._silent, self._reading)
-                for those in (*names, self._loading, self._tried):
+                for those in (*names, self._tried, self._loading, self._old):
                     those.pop(name, None)
                 continue
             self._entries[name] = after
@@ -314,6 +317,7 @@ class Fleet:
             _keep(self._reading, name, wanted=engine.reading > 0)
             loads = engine.version < 0 and not engine.draining and engine.rest.phase is RestPhase.AWAKE
             _keep(self._loading, name, wanted=loads)
+            _keep(self._old, name, wanted=loads and engine.greeted_at <= self._state.published_at)
             _keep(self._tried, name, wanted=bool(engine.occupied) and not (engine.step_scale or after.own))
         self._changed.clear()
 
