@@ -91,15 +91,25 @@ def test_special_tokens_reach_the_files_that_engines_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "becomes"),
-    [(5, [2, 5]), ([5, 2], [5, 2]), (2, 2), (None, 2)],
-    ids=["another", "both", "the same", "none"],
+    ("known", "ends", "becomes"),
+    [
+        (5, (2,), [2, 5]),
+        ([5, 2], (2, 5), [5, 2]),
+        (2, (2,), 2),
+        (None, (2,), 2),
+        (None, (), 2),
+        (2, (2, 7), [2, 7]),
+        (5, (2, 5, 7), [2, 5, 7]),
+    ],
+    ids=["another", "both", "the same", "none", "not even the tokenizer's", "the template's too", "all three"],
 )
-def test_a_model_ends_where_it_learns_to_end(tmp_path: Path, known: object, becomes: object) -> None:
+def test_a_model_ends_where_it_learns_to_end(
+    tmp_path: Path, known: object, ends: tuple[int, ...], becomes: object
+) -> None:
     """A base model's own end is not that of its chat template."""
     load_model({"model_type": "llama", **SIZES}, 0, "float32").save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": known}))
-    model = load_model(tmp_path, 0, "float32", SpecialTokens(eos=2))
+    model = load_model(tmp_path, 0, "float32", SpecialTokens(eos=2, ends=ends))
     assert json.loads(serving_files(model)["generation_config.json"])["eos_token_id"] == becomes
 
 

@@ -23,6 +23,8 @@ class SpecialTokens:
     pad: int | None = None
     bos: int | None = None
     eos: int | None = None
+    ends: tuple[int, ...] = ()
+    """All that end an answer, such as the chat template's end of a turn."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class ModelConfig:
     dtype: Dtype = "bfloat16"
     """Type of the forward pass and of the exported weights. Master weights are always float32."""
     special_tokens: SpecialTokens = SpecialTokens()
-    """Written into a fresh model's config; a folder's own ids are left as they are."""
+    """Written into a fresh model's config; a folder's own ids are left as they are, and its generation config gets the
+    ends that it lacks."""
     vocabulary: int | None = None
     """The tokenizer's number of tokens: a fresh model's, unless its config says `vocab_size`."""
     head: Head = "tokens"

@@ -277,7 +277,7 @@ class Stages:
 
     def _model(self, source: ModelPlace) -> ModelConfig:
         tokenizer = self.prepared.tokenizer
-        special = SpecialTokens(tokenizer.pad_id, tokenizer.bos_id, eos=tokenizer.eos_id)
+        special = SpecialTokens(tokenizer.pad_id, tokenizer.bos_id, eos=tokenizer.eos_id, ends=tokenizer.end_ids)
         return ModelConfig(
             source,
             self.recipe.seed,

@@ -88,6 +88,17 @@ def test_what_has_learned_goes_on_from_its_checkpoint(
     assert loads == [tmp_path / "model"] * loaded
 
 
+def test_a_model_ends_at_all_tokens_that_end_an_answer(tmp_path: Path) -> None:
+    """It goes on without end in transformers else: a base model after SFT on chats ends as the chat template does."""
+    tokenizer = CharacterTokenizer("0123456")
+    tokenizer.end_ids = (2, 5)
+    session = SimpleNamespace(state=TrainerState(seed=0, stage=TrainingStage.SFT))
+    recipe = RecipeSpec.model_validate({"model": {"config": {"model_type": "qwen2"}}})
+    prepared: Any = SimpleNamespace(tokenizer=tokenizer)
+    run = Stages(recipe, tmp_path, prepared, session, EngineConfig("cpu"), max_context=64)  # type: ignore[arg-type]
+    assert run._model({}).special_tokens.ends == (2, 5)
+
+
 def evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, step: int = 0
 ) -> tuple[Stages, RecordingEvaluator]:

@@ -94,20 +94,23 @@ def _ready(model: PreTrainedModel, dtype: Dtype, special_tokens: SpecialTokens, 
         name_padding(model, special_tokens)
     model.config.dtype = getattr(torch, dtype)
     model.config.architectures = [type(model).__name__]
-    _stop_at(model, special_tokens.eos)
+    _stop_at(model, special_tokens)
     model.train(False)
     return model
 
 
-def _stop_at(model: PreTrainedModel, eos: int | None) -> None:
-    """Whoever generates with the model ends where it has learned to end, which a base model's config does not know."""
+def _stop_at(model: PreTrainedModel, special: SpecialTokens) -> None:
+    """Whoever generates with the model ends where it has learned to end, which a base model's config does not know: its
+    own end is a document's, and an answer's that of the chat template."""
     generation: Any = getattr(model, "generation_config", None)
     if generation is None:  # it writes nothing
         return
     known = generation.eos_token_id
     ids = [] if known is None else known if isinstance(known, list) else [known]
-    if eos is not None and eos not in ids:
-        generation.eos_token_id = [eos, *ids] if ids else eos
+    first = [special.eos] if special.eos is not None and special.eos not in ids else []
+    every = list(dict.fromkeys([*first, *ids, *special.ends]))
+    if every != ids:
+        generation.eos_token_id = every if len(every) > 1 else every[0]
 
 
 def serving_files(model: PreTrainedModel) -> dict[str, bytes]:
