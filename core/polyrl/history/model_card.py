@@ -76,9 +76,10 @@ def model_origin(job: PolyRLJob, stage: str, step: int, *, chat: bool, version: 
 
 def base_model(model: ModelSpec) -> str:
     """The base model's name for strangers."""
-    if model.path is None:
+    if (source := model.source) is None:
         return f"a fresh {(model.config or {}).get('model_type', 'model')} with random weights"
-    return model.path if HUB_ID.fullmatch(model.path) else PurePath(model.path).name or "a folder"
+    hub = source.hub if source.may_be_fetched else None
+    return PurePath(source.path).name or "a folder" if hub is None else hub.name
 
 
 def model_card(origin: ModelOrigin) -> str:

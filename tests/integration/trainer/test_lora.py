@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from polyrl.errors import InvalidData, InvalidManifest
 from polyrl.manifest.job import JobSpec
+from polyrl.manifest.recipe import ModelSpec
 from polyrl.wire.checks import CheckFault
 from polyrl_trainer.backend import LossInputs
 from polyrl_trainer.backends.configs import AdapterConfig, CheckpointConfig, EngineConfig, ModelConfig
@@ -100,6 +102,19 @@ def test_peft_reads_the_adapter_of_a_checkpoint(tmp_path: Path) -> None:
     merged = dict(model.merge_and_unload().named_parameters())
     wanted = exported(backend)
     assert_weights_close({name: merged[name].detach() for name in wanted}, wanted, "peft's merge")
+
+
+@pytest.mark.parametrize(
+    ("path", "base"),
+    [("/home/ada/models/tiny", "tiny"), ("hf://ada/tiny@main", "ada/tiny"), (None, None)],
+    ids=["a folder", "a hub's", "a fresh one"],
+)
+def test_an_adapter_names_its_base_as_strangers_know_it(tmp_path: Path, path: str | None, base: str | None) -> None:
+    """It named a folder of the machine that it was made on, of a Hub's model one of a cache."""
+    model = ModelSpec.model_validate({"path": path, "lora": {"rank": 4}})
+    backend = make(replace(MODEL, adapter=AdapterConfig.from_manifest(model)))
+    folder = saved(backend, tmp_path / "model")
+    assert json.loads((folder / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == base
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -182,7 +182,7 @@ def test_moments_in_8_bits_take_what_was_planned(
     assert sizes is not None
     with mesh_of_ranks_that_are_not_there(ranks) as mesh:
         model = load_model(fields, 0, "float32")
-        if (adapter := AdapterConfig.from_manifest(of_job.model.lora)) is not None:
+        if (adapter := AdapterConfig.from_manifest(of_job.model)) is not None:
             add_adapter(model, adapter, 0)
         if ranks > 1:
             shard(model, mesh, "float32")

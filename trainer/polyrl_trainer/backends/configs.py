@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from polyrl.history.model_card import base_model
 from polyrl.manifest.parts.optimizer import OptimizerName, OptimizerSpec
-from polyrl.manifest.recipe import ActivationCheckpointing, LoraSpec
+from polyrl.manifest.recipe import ActivationCheckpointing, ModelSpec
 from polyrl.manifest.spec import CpuOffload
 
 Dtype = Literal["float32", "bfloat16"]
@@ -39,11 +40,16 @@ class AdapterConfig:
     """In `forward_backward` alone."""
     save_merged: bool = True
     """A checkpoint holds the merged model too."""
+    base: str | None = None
+    """What whoever reads a checkpoint calls the model below; None: it has no name."""
 
     @classmethod
-    def from_manifest(cls, lora: LoraSpec | None) -> AdapterConfig | None:
+    def from_manifest(cls, model: ModelSpec) -> AdapterConfig | None:
         """The manifest's fields."""
-        return None if lora is None else cls(**{**lora.model_dump(), "target_modules": tuple(lora.target_modules)})
+        if (lora := model.lora) is None:
+            return None
+        base = None if model.path is None else base_model(model)
+        return cls(**{**lora.model_dump(), "target_modules": tuple(lora.target_modules)}, base=base)
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ class TorchBackend(Learner):
             tensors[VALUE_HEAD_FILE] = self._own_value_head()
         if adapter is not None:
             tensors[lora.TENSORS_FILE] = lora.adapter_tensors(model)
-            files[lora.CONFIG_FILE] = lora.adapter_config(model, adapter, self._model.source)
+            files[lora.CONFIG_FILE] = lora.adapter_config(model, adapter)
         training_state.require_empty(folder)
         writing = partial(
             training_state.write_checkpoint,

@@ -277,6 +277,9 @@ class Stages:
 
     def _model(self, source: ModelPlace) -> ModelConfig:
         tokenizer = self.prepared.tokenizer
+        adapter = AdapterConfig.from_manifest(self.recipe.model)
+        if adapter is not None and source != model_source(self.recipe, self.manifest_dir):
+            adapter = replace(adapter, base=None)  # a stage's own result, which nobody else has
         special = SpecialTokens(tokenizer.pad_id, tokenizer.bos_id, eos=tokenizer.eos_id, ends=tokenizer.end_ids)
         return ModelConfig(
             source,
@@ -284,5 +287,5 @@ class Stages:
             dtype=self.recipe.model.dtype,
             special_tokens=special,
             vocabulary=tokenizer.vocabulary,
-            adapter=AdapterConfig.from_manifest(self.recipe.model.lora),
+            adapter=adapter,
         )

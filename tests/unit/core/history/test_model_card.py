@@ -44,6 +44,8 @@ def front_matter(card: str) -> dict[str, object]:
         pytest.param({"path": "/home/ada/secret/qwen"}, "qwen", id="a path at home"),
         pytest.param({"path": "../models/qwen/"}, "qwen", id="a relative path"),
         pytest.param({"path": "Qwen/Qwen2.5-0.5B"}, "Qwen/Qwen2.5-0.5B", id="an id"),
+        pytest.param({"path": "hf://Qwen/Qwen2.5-0.5B@main"}, "Qwen/Qwen2.5-0.5B", id="an id with its revision"),
+        pytest.param({"path": "s3://models/of-ada/qwen"}, "qwen", id="in a store"),
         pytest.param(
             {"config": {"model_type": "qwen2"}, "tokenizer": {"path": "words"}},
             "a fresh qwen2 with random weights",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,13 +91,26 @@ def test_what_has_learned_goes_on_from_its_checkpoint(
 
 def test_a_model_ends_at_all_tokens_that_end_an_answer(tmp_path: Path) -> None:
     """It goes on without end in transformers else: a base model after SFT on chats ends as the chat template does."""
-    tokenizer = CharacterTokenizer("0123456")
-    tokenizer.end_ids = (2, 5)
-    session = SimpleNamespace(state=TrainerState(seed=0, stage=TrainingStage.SFT))
-    recipe = RecipeSpec.model_validate({"model": {"config": {"model_type": "qwen2"}}})
-    prepared: Any = SimpleNamespace(tokenizer=tokenizer)
-    run = Stages(recipe, tmp_path, prepared, session, EngineConfig("cpu"), max_context=64)  # type: ignore[arg-type]
+    run = of_model(tmp_path, {"config": {"model_type": "qwen2"}})
+    run.prepared.tokenizer.end_ids = (2, 5)
     assert run._model({}).special_tokens.ends == (2, 5)
+
+
+def test_adapters_on_what_an_earlier_stage_made_do_not_name_the_model_before_it(tmp_path: Path) -> None:
+    """On that one they would be of no use."""
+    (tmp_path / "tiny").mkdir()
+    run = of_model(tmp_path, {"path": "tiny", "lora": {}})
+    first, second = (run._model(tmp_path / folder).adapter for folder in ("tiny", "sft-step-000004/model"))
+    assert first is not None
+    assert first.base == "tiny"
+    assert second == replace(first, base=None)
+
+
+def of_model(folder: Path, model: dict[str, Any]) -> Stages:
+    session: Any = SimpleNamespace(state=TrainerState(seed=0, stage=TrainingStage.SFT))
+    prepared: Any = SimpleNamespace(tokenizer=CharacterTokenizer("0123456"))
+    recipe = RecipeSpec.model_validate({"model": model})
+    return Stages(recipe, folder, prepared, session=session, engine=EngineConfig("cpu"), max_context=64)
 
 
 def evaluated(

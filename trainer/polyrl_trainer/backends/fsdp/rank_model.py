@@ -137,7 +137,7 @@ class RankModel:
         files, configs = self._saved_tensors(), serving_files(model)
         if (adapter := self._model.adapter) is not None:
             self._ranks.together(lambda: (folder / lora.FOLDER).mkdir() if self._ranks.leads else None)
-            configs[lora.CONFIG_FILE] = lora.adapter_config(model, adapter, self._model.source)
+            configs[lora.CONFIG_FILE] = lora.adapter_config(model, adapter)
         rank = self._ranks.place.rank
         places = {
             file: {name: TensorPlace.of(one, rank) for name, one in tensors.items()} for file, tensors in files.items()

@@ -12,7 +12,6 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -137,12 +136,12 @@ def load_adapter(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
         parameter.copy_(tensors[name])
 
 
-def adapter_config(model: nn.Module, config: AdapterConfig, source: Path | Mapping[str, Any]) -> bytes:
+def adapter_config(model: nn.Module, config: AdapterConfig) -> bytes:
     """adapter_config.json, as peft reads it."""
     targets = sorted({name.rpartition(".")[2] for name, _ in _adapted_layers(model)})
     settings = _peft_config(targets, config).to_dict()
     settings["target_modules"] = targets
-    settings["base_model_name_or_path"] = str(source) if isinstance(source, Path) else None
+    settings["base_model_name_or_path"] = config.base
     settings["inference_mode"] = True
     if _is_scorer(model):
         settings |= {"task_type": "SEQ_CLS", "modules_to_save": [value_head.HEAD]}
