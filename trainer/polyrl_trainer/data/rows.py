@@ -18,7 +18,7 @@ from polyrl.errors import InvalidData
 from polyrl.manifest.parts.sources import ROWS_SUFFIXES
 
 CHAT_FIELDS = ("messages", "prompt", "chosen", "rejected", "tools")
-"""Whose objects a chat template shows."""
+"""Whose objects a chat template shows, beside those of messages in columns of other names."""
 HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escape that may be half of a pair; most rows hold none, and are not looked at again."""
 
@@ -139,8 +139,15 @@ def _parquet_rows(path: Path) -> Iterator[DataRow]:
     except (pyarrow.ArrowException, OSError) as error:
         raise InvalidData(f"{path}: not a readable parquet file: {str(error).splitlines()[0]}") from error
     for number, fields in enumerate(table.to_pylist(), start=1):
-        shown = {name: _without_nulls(value) if name in CHAT_FIELDS else value for name, value in fields.items()}
+        shown = {name: _without_nulls(value) if _is_shown(name, value) else value for name, value in fields.items()}
         yield DataRow(f"{path}:{number}", shown)
+
+
+def _is_shown(name: str, value: Any) -> bool:
+    """Whether a chat template may show a column's value: a manifest names columns as it likes."""
+    return name in CHAT_FIELDS or (
+        isinstance(value, list) and any(isinstance(one, dict) and "role" in one for one in value)
+    )
 
 
 def _without_nulls(value: Any) -> Any:

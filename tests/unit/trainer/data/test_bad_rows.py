@@ -136,7 +136,8 @@ def test_parquet_rows_are_read_and_a_missing_column_is_named(tmp_path):
         prepare_conversations(read_rows(path), TOKENIZER, MAX_TOKENS)
 
 
-def test_parquet_teaches_no_null_of_a_tool_that_takes_another_argument(tmp_path):
+@pytest.mark.parametrize("column", ["messages", "response", "completion"])
+def test_parquet_teaches_no_null_of_a_tool_that_takes_another_argument(tmp_path, column):
     """Its columns have one type for all rows, so every call and every schema has the arguments of all tools."""
 
     def function(**fields):
@@ -148,10 +149,10 @@ def test_parquet_teaches_no_null_of_a_tool_that_takes_another_argument(tmp_path)
         function(name="look", parameters={"city": {"type": "text"}}),
     ]
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]} for call in calls]
-    fields = {"messages": messages, "tools": tools, "extra": [{"a": 1, "b": None}]}
+    fields = {column: messages, "tools": tools, "extra": [{"a": 1, "b": None}]}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([fields]), tmp_path / "rows.parquet")
     (row,) = read_rows(tmp_path / "rows.parquet")
-    assert row.fields["messages"] == messages
+    assert row.fields[column] == messages
     assert [one["function"]["parameters"].keys() for one in row.fields["tools"]] == [{"x"}, {"city"}]
     assert row.fields["extra"] == fields["extra"]
 
