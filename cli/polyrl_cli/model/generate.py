@@ -1,20 +1,22 @@
 """`polyrl generate RUN "prompt"`: the trained model answers, as whoever loads its folder would have it answer.
 
-Tokenizer, chat template and where an answer ends are the folder's own; what the rows of the run were decides whether
-the prompt goes through the chat template.
+Tokenizer, chat template and ends are the folder's own; what the rows of the run were decides whether the prompt goes
+through the chat template, and an answer ends at what ended the run's samples besides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from polyrl import interpreter
 from polyrl.errors import UserError
-from polyrl.history.model_card import ORIGIN, REWARD_MODEL
+from polyrl.history.model_card import ORIGIN, REWARD_MODEL, ModelOrigin
 from polyrl.manifest.job import read_job
+from polyrl.stop_strings import StopReader
 from polyrl_cli.local.run_folder import RunFolder, existing_folder
 from polyrl_cli.model.bounds import within_bounds
 from polyrl_cli.model.export import read_origin
@@ -68,10 +70,27 @@ def generate_lines(
     remark = context_note(len(ids), limit, _context(place, model.config))
     if remark is not None:
         note(remark)
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
     with in_a_sentence(folder, "cannot answer"):
+        how |= _ends(model, origin, decode, wanted.answers)
         output = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=limit, **how)
     for answer in output[:, len(ids) :]:
-        yield tokenizer.decode(answer, skip_special_tokens=True)
+        yield decode(answer)
+
+
+def _ends(model: Any, origin: ModelOrigin, decode: Callable[[Sequence[int]], str], answers: int) -> dict[str, Any]:
+    """Arguments by which each answer ends where those of the run did, which the model's config knows in part."""
+    import torch
+
+    known = model.generation_config.eos_token_id
+    tokens = [*([known] if isinstance(known, int) else known or ()), *origin.stop_token_ids]
+    readers = [StopReader(origin.stop, decode) for _ in range(answers) if origin.stop]
+
+    def stopped(ids: Any, scores: Any, **more: Any) -> Any:
+        newest = ids[:, -1].tolist()
+        return torch.tensor([reader.completes(token) for reader, token in zip(readers, newest, strict=True)])
+
+    return {"eos_token_id": tokens or None, "stopping_criteria": [stopped] if readers else None}
 
 
 def _context(place: Path, config: Any) -> int | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from polyrl.history.rows import value_text
 from polyrl.manifest.job import PolyRLJob
@@ -49,6 +50,10 @@ class ModelOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_new_tokens: int
     system_prompt: str = ""
     """Began every conversation."""
+    stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=16)] = []
+    """Strings that ended an answer."""
+    stop_token_ids: list[int] = []
+    """Tokens that ended one, beside those of the generation config."""
     reward_function: str | None = None
     reward: float | None = None
     """Mean of the newest RL step."""
@@ -69,6 +74,8 @@ def model_origin(job: PolyRLJob, stage: str, step: int, *, chat: bool, version: 
         seed=recipe.seed,
         chat=chat,
         max_new_tokens=recipe.sampling.max_new_tokens,
+        stop=recipe.sampling.stop,
+        stop_token_ids=recipe.sampling.stop_token_ids,
         reward_function=recipe.reward.function if recipe.reward is not None else None,
         polyrl_version=version,
     )
