@@ -131,7 +131,10 @@ def prompt_ids(tokenizer: Any, prompt: str, *, chat: bool, system_prompt: str = 
             messages = [*system, {"role": "user", "content": prompt}]
             ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
         else:
-            ids = tokenizer(prompt)["input_ids"]
+            encoded = tokenizer(prompt, return_special_tokens_mask=True)
+            # Behind an end that the tokenizer adds to texts, nothing of the prompt goes on.
+            added = next((count for count, one in enumerate(encoded["special_tokens_mask"][::-1]) if not one), 0)
+            ids = encoded["input_ids"][: len(encoded["input_ids"]) - added]
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise UserError(f"the prompt cannot be read by the model's tokenizer: {reason}") from error

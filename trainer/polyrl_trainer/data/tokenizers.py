@@ -142,7 +142,7 @@ class HuggingFaceTokenizer:
         self._trimming = _trimming_steps(self._tokenizer)
         self._trim(False)
         if template_kwargs and self._tokenizer.chat_template:
-            self._tokenizer.chat_template = _setting(template_kwargs) + self._tokenizer.chat_template
+            self._tokenizer.chat_template = _setting(template_kwargs, self._tokenizer.chat_template)
         if self._tokenizer.eos_token_id is None:
             raise InvalidData(f"{folder}: the tokenizer has no end-of-sequence token")
         self.pad_id: int | None = self._tokenizer.pad_token_id
@@ -267,15 +267,16 @@ def _trimming_steps(tokenizer: Any) -> list[Any]:
     return [step for step in steps if getattr(step, "trim_offsets", False)]
 
 
-def _setting(values: Mapping[str, Any]) -> str:
-    """Raises InvalidData."""
+def _setting(values: Mapping[str, Any], template: str | Mapping[str, str]) -> str | dict[str, str]:
+    """The template, or each of several by name, with these set. Raises InvalidData."""
     for name in values:
         if not name.isidentifier():
             raise InvalidData(
                 f"recipe.model.tokenizer.chatTemplateKwargs: {name!r} is no name that a template can read"
             )
     # A template reads Python's literals.
-    return "".join(f"{{% set {name} = {value!r} %}}" for name, value in values.items())
+    head = "".join(f"{{% set {name} = {value!r} %}}" for name, value in values.items())
+    return head + template if isinstance(template, str) else {name: head + one for name, one in template.items()}
 
 
 def _generation_ends(folder: Path) -> list[int]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from polyrl.errors import UserError
 from polyrl.history.model_card import ORIGIN, model_origin
 from polyrl.manifest.job import PolyRLJob
 from polyrl.testing.job_values import raw_job
-from polyrl_cli.model.generate import HowToAnswer, context_note, generate_lines
+from polyrl_cli.model.generate import HowToAnswer, context_note, generate_lines, prompt_ids
 
 LETTERS = ["<pad>", "<end>", "<odd>", *"abcdefghijklm"]
 
@@ -73,6 +73,15 @@ def test_an_answer_ends_where_those_of_the_run_did(model: Path) -> None:
 def test_what_the_prompt_holds_ends_no_answer(model: Path) -> None:
     whole = answers_of(model, {})
     assert answers_of(model, {"stop": ["c" + whole[0][0]]})[0].startswith(whole[0][:2])
+
+
+def test_a_prompt_is_read_as_rows_are_without_an_end_of_its_own(model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    frame = processors.TemplateProcessing(single="<pad> <pad> $A <end>", special_tokens=[("<pad>", 0), ("<end>", 1)])
+    tokenizer.backend_tokenizer.post_processor = frame
+    assert prompt_ids(tokenizer, "ab", chat=False) == [0, 0, 3, 4]
 
 
 def test_an_empty_string_that_ends_answers_is_refused(model: Path) -> None:

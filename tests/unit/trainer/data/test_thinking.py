@@ -163,6 +163,19 @@ def test_a_template_reads_whatever_the_manifest_gives_it(tmp_path: Path) -> None
         thinking_tokenizer("qwen3", tmp_path / "b", **{"a b": 1})
 
 
+def test_each_of_several_templates_has_what_it_reads(tmp_path: Path) -> None:
+    """Some models have one for tools beside their usual one."""
+    fast = thinking_tokenizer("qwen3", tmp_path)._tokenizer
+    fast.chat_template = {"default": fast.chat_template, "tool_use": "Tools" + fast.chat_template}
+    fast.save_pretrained(tmp_path)
+    tokenizer = HuggingFaceTokenizer(tmp_path, template_kwargs={"enable_thinking": False})
+    add = {"type": "function", "function": {"name": "add"}}
+    for tools, begin in (([], "<|im_start|>"), ([add], "Tools")):
+        prompt = spelled(tokenizer, tokenizer.encode_chat_prompt(TWO[:1], tools))
+        assert prompt.startswith(begin)
+        assert prompt.endswith("<think>\n\n</think>\n\n")
+
+
 @pytest.mark.parametrize(
     ("family", "kwargs", "messages", "sentence"),
     [
