@@ -126,11 +126,14 @@ class OptimizerConfig:
     """Global norm at which gradients are clipped."""
     name: OptimizerName = OptimizerName.ADAMW
     """How the moments are held."""
+    ahead: int = 0
+    """Steps by which the schedule is further than what was taken: of a run that goes on with fewer to a stage's step it
+    is negative."""
 
     @classmethod
-    def from_manifest(cls, optimizer: OptimizerSpec, total_steps: int) -> OptimizerConfig:
+    def from_manifest(cls, optimizer: OptimizerSpec, total_steps: int, ahead: int = 0) -> OptimizerConfig:
         """The manifest's fields and the length of the stage, in optimizer steps."""
-        return cls(total_steps=total_steps, **optimizer.model_dump())
+        return cls(total_steps=total_steps, ahead=ahead, **optimizer.model_dump())
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Updates:
         not positive."""
         self.require_gradient(normalizer)
         grad_norm = self._scale_and_clip(normalizer)
-        rate = learning_rate_at(self._config, self.steps_taken)
+        rate = learning_rate_at(self._config, self.steps_taken + self._config.ahead)
         if not math.isfinite(grad_norm):
             return self._skip(grad_norm, rate)
         for group in self.optimizer.param_groups:

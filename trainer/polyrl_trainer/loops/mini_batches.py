@@ -33,6 +33,12 @@ def updates_per_step(algorithm: AlgorithmSpec) -> int:
     return algorithm.update_epochs * algorithm.prompts_per_step // groups_per_mini_batch(algorithm)
 
 
+def updates_until(algorithm: AlgorithmSpec, step: int, groups: int = 0) -> int:
+    """The policy's optimizer steps in so many RL steps and groups of the next one: none while a critic warms up."""
+    warmup = algorithm.critic.warmup_steps if algorithm.uses_critic else 0
+    return max(0, step - warmup) * updates_per_step(algorithm) + groups // groups_per_mini_batch(algorithm)
+
+
 def groups_per_mini_batch(algorithm: AlgorithmSpec) -> int:
     """The manifest's, else all of a step."""
     return algorithm.mini_batch_prompts or algorithm.prompts_per_step

@@ -35,11 +35,12 @@ from polyrl_trainer.backends.device_load import device_use
 from polyrl_trainer.backends.learners import Learner, Learners
 from polyrl_trainer.backends.policy import ReferenceScores, device_name
 from polyrl_trainer.backends.single_process import SingleProcess
+from polyrl_trainer.backends.training_state import read_state
 from polyrl_trainer.checkpoints import CRITIC, MODEL
 from polyrl_trainer.generation.shared_devices import SharedDevices
 from polyrl_trainer.loops.critic import Critic, SharedCritic
 from polyrl_trainer.loops.evaluation import PREFIX
-from polyrl_trainer.loops.mini_batches import updates_per_step
+from polyrl_trainer.loops.mini_batches import updates_per_step, updates_until
 from polyrl_trainer.loops.offline_loop import run_offline_training
 from polyrl_trainer.loops.preference_loop import PreferenceStage, run_preference_training
 from polyrl_trainer.loops.rl_loop import RlParts, RolloutSide, run_rl_training
@@ -213,10 +214,20 @@ class Stages:
 
     def _rl_backend(self, source: ModelPlace) -> Learner:
         algorithm = self.recipe.algorithm
-        # While a critic warms up, the policy's schedule stands still.
-        steps = algorithm.steps - (algorithm.critic.warmup_steps if algorithm.uses_critic else 0)
         head: Head = "both" if algorithm.shares_trunk else "tokens"
-        return self._backend(source, algorithm.optimizer, steps * updates_per_step(algorithm), head)
+        # While a critic warms up, the policy's schedule stands still.
+        total = updates_until(algorithm, algorithm.steps)
+        return self._backend(source, algorithm.optimizer, total, head, ahead=self._ahead())
+
+    def _ahead(self) -> int:
+        """Optimizer steps that RL's schedule is ahead of the checkpoint's, whose steps had other mini-batches: it goes
+        on from where the steps are."""
+        state = self.session.state
+        if self.resumed_from is None or not state.has_learned:
+            return 0
+        taken = read_state(self.resumed_from / MODEL, check=False).step
+        now = updates_until(self.recipe.algorithm, state.step, state.trained_groups)
+        return 0 if taken <= now <= taken + state.results.skipped_steps else now - taken
 
     @contextmanager
     def _critic(self, source: ModelPlace) -> Iterator[Critic | None]:
@@ -238,10 +249,10 @@ class Stages:
             self.session.critic = None
 
     def _backend(
-        self, source: ModelPlace, optimizer: OptimizerSpec, total_steps: int, head: Head = "tokens"
+        self, source: ModelPlace, optimizer: OptimizerSpec, total_steps: int, head: Head = "tokens", ahead: int = 0
     ) -> Learner:
         """The stage's backend, where its checkpoint stands if the run is resumed within this stage."""
-        schedule = OptimizerConfig.from_manifest(optimizer, max(1, total_steps))
+        schedule = OptimizerConfig.from_manifest(optimizer, max(1, total_steps), ahead)
         head = "value" if self.recipe.mode is Mode.REWARD_MODEL else head
         model = replace(self._model(source), head=head)
         backend = self.learners.learner(model, self.engine, schedule)

@@ -10,7 +10,7 @@ from polyrl.manifest.parts.optimizer import OptimizerSpec
 from polyrl_trainer.backends.configs import OptimizerConfig
 from polyrl_trainer.backends.optimizers.adamw import SerialAdamW, create_optimizer
 from polyrl_trainer.backends.optimizers.named_state import blank_state, named_state, restore_state
-from polyrl_trainer.backends.updates import learning_rate_at
+from polyrl_trainer.backends.updates import Updates, learning_rate_at
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,18 @@ from polyrl_trainer.backends.updates import learning_rate_at
 def test_warm_up_then_decay_by_hand(schedule: str, rates: list[float]) -> None:
     config = OptimizerConfig(learning_rate=1.0, total_steps=7, schedule=schedule, warmup_steps=3)  # type: ignore[arg-type]
     assert [learning_rate_at(config, step) for step in range(9)] == pytest.approx(rates, abs=1e-6)
+
+
+def test_a_schedule_may_be_ahead_of_what_was_taken() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    model = torch.nn.ParameterDict({"weight": weight})
+    updates = Updates(model, OptimizerConfig(learning_rate=1.0, total_steps=8, schedule="linear", ahead=4))
+    rates = []
+    for _ in range(2):
+        weight.sum().backward()  # type: ignore[no-untyped-call]
+        updates.passes = 1
+        rates.append(updates.step(1.0).learning_rate)
+    assert rates == [0.5, 0.375]
 
 
 @given(st.sampled_from(["constant", "linear", "cosine"]), st.integers(0, 20), st.integers(1, 40))

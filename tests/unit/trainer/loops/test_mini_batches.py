@@ -13,7 +13,7 @@ from polyrl.manifest.parts.algorithm import AlgorithmSpec
 from polyrl.manifest.recipe import RecipeSpec
 from polyrl.sample import sample_id
 from polyrl_trainer.loops import offline_loop
-from polyrl_trainer.loops.mini_batches import draw_mini_batches, updates_per_step
+from polyrl_trainer.loops.mini_batches import draw_mini_batches, updates_per_step, updates_until
 from polyrl_trainer.loops.offline_loop import mini_batches_by_epoch
 from polyrl_trainer.sample import Sample
 
@@ -97,3 +97,13 @@ async def test_a_step_over_a_file_is_scaled_as_a_whole_however_it_is_divided() -
     found = [[float(one.advantages[1]) for one in each if one.advantages is not None] for each in mini_batches]
     # Unbiased variance of 1, 1, 0, 0: 1/3, so .5 * sqrt(3).
     assert found == [pytest.approx([0.866025] * 2), pytest.approx([-0.866025] * 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "groups", "updates"),
+    [("grpo", 0, 0, 0), ("grpo", 3, 0, 12), ("grpo", 3, 4, 13), ("ppo", 1, 0, 0), ("ppo", 2, 0, 0), ("ppo", 5, 0, 12)],
+)
+def test_the_policy_takes_none_while_a_critic_warms_up(name: str, step: int, groups: int, updates: int) -> None:
+    given = {"name": name, "promptsPerStep": 8, "miniBatchPrompts": 4, "updateEpochs": 2}
+    critic = {"critic": {"warmupSteps": 2}} if name == "ppo" else {}
+    assert updates_until(AlgorithmSpec.model_validate(given | critic), step, groups) == updates

@@ -8,16 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from polyrl.manifest.recipe import RecipeSpec
-from polyrl_trainer.backends.configs import EngineConfig
+from polyrl_trainer.backends.configs import EngineConfig, OptimizerConfig
+from polyrl_trainer.backends.training_state import FORMAT_VERSION, STATE_FILE, TrainingState
 from polyrl_trainer.checkpoints import Checkpoints
 from polyrl_trainer.data.tokenizers import CharacterTokenizer
 from polyrl_trainer.loops import stages as module
 from polyrl_trainer.loops.stages import Stages
 from polyrl_trainer.session import Session
-from polyrl_trainer.state import TrainerState, TrainingStage
+from polyrl_trainer.state import Results, TrainerState, TrainingStage
 
 
 class RecordingEvaluator:
@@ -85,8 +87,54 @@ def test_what_has_learned_goes_on_from_its_checkpoint(
         learners=learners, resumed_from=tmp_path,
     )  # fmt: skip
     monkeypatch.setattr(module, "context_fault", lambda *given: "")
+    checkpoint(tmp_path, taken=step)
     run._rl_backend({})
     assert loads == [tmp_path / "model"] * loaded
+
+
+@pytest.mark.parametrize(
+    ("state", "taken", "ahead"),
+    [
+        ({"step": 4}, 8, 0),
+        ({"step": 4, "trained_groups": 3}, 9, 0),
+        ({"step": 4}, 4, 4),
+        ({"step": 4}, 16, -8),
+        ({"step": 4, "results": Results(skipped_steps=2)}, 6, 0),
+        ({"step": 4, "results": Results(skipped_steps=2)}, 5, 3),
+        ({}, 7, 0),
+    ],
+    ids=["as it was", "amid a step", "more since", "fewer since", "skipped some", "skipped too few", "a new stage"],
+)
+def test_a_schedule_goes_on_where_the_steps_are_whatever_mini_batches_they_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: dict[str, Any], taken: int, ahead: int
+) -> None:
+    """Two mini-batches a step after one let the rate rise again, and it was half of its peak at the end."""
+    model = {"config": {"model_type": "qwen2"}}
+    run = of_model(tmp_path, model, algorithm={"promptsPerStep": 6, "miniBatchPrompts": 3})
+    run.session.state = TrainerState(seed=0, stage=TrainingStage.RL, **state)
+    config = {"config.json": b'{"vocab_size": 16}'}
+    learner = SimpleNamespace(serving_files=lambda: config, load=lambda folder: None)
+    schedules: list[OptimizerConfig] = []
+
+    def learns(model: Any, engine: Any, schedule: OptimizerConfig) -> SimpleNamespace:
+        schedules.append(schedule)
+        return learner
+
+    monkeypatch.setattr(run, "learners", SimpleNamespace(learner=learns))
+    monkeypatch.setattr(module, "context_fault", lambda *given: "")
+    run.resumed_from = checkpoint(tmp_path, taken)
+    run._rl_backend({})
+    run.resumed_from = None
+    run._rl_backend({})
+    assert [one.ahead for one in schedules] == [ahead, 0]
+
+
+def checkpoint(folder: Path, taken: int) -> Path:
+    """Of a run that took so many optimizer steps."""
+    (folder / "model").mkdir()
+    state = TrainingState(format_version=FORMAT_VERSION, step=taken, checksums={})
+    (folder / "model" / STATE_FILE).write_bytes(msgspec.json.encode(state))
+    return folder
 
 
 def test_a_model_ends_at_all_tokens_that_end_an_answer(tmp_path: Path) -> None:
@@ -106,11 +154,11 @@ def test_adapters_on_what_an_earlier_stage_made_do_not_name_the_model_before_it(
     assert second == replace(first, base=None)
 
 
-def of_model(folder: Path, model: dict[str, Any]) -> Stages:
+def of_model(folder: Path, model: dict[str, Any], **recipe: Any) -> Stages:
     session: Any = SimpleNamespace(state=TrainerState(seed=0, stage=TrainingStage.SFT))
     prepared: Any = SimpleNamespace(tokenizer=CharacterTokenizer("0123456"))
-    recipe = RecipeSpec.model_validate({"model": model})
-    return Stages(recipe, folder, prepared, session=session, engine=EngineConfig("cpu"), max_context=64)
+    spec = RecipeSpec.model_validate({"model": model, **recipe})
+    return Stages(spec, folder, prepared, session=session, engine=EngineConfig("cpu"), max_context=64)
 
 
 def evaluated(
