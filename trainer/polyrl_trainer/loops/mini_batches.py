@@ -36,7 +36,9 @@ def updates_per_step(algorithm: AlgorithmSpec) -> int:
 def updates_until(algorithm: AlgorithmSpec, step: int, groups: int = 0) -> int:
     """The policy's optimizer steps in so many RL steps and groups of the next one: none while a critic warms up."""
     warmup = algorithm.critic.warmup_steps if algorithm.uses_critic else 0
-    return max(0, step - warmup) * updates_per_step(algorithm) + groups // groups_per_mini_batch(algorithm)
+    if step < warmup:
+        return 0
+    return (step - warmup) * updates_per_step(algorithm) + groups // groups_per_mini_batch(algorithm)
 
 
 def groups_per_mini_batch(algorithm: AlgorithmSpec) -> int:

@@ -101,7 +101,15 @@ async def test_a_step_over_a_file_is_scaled_as_a_whole_however_it_is_divided() -
 
 @pytest.mark.parametrize(
     ("name", "step", "groups", "updates"),
-    [("grpo", 0, 0, 0), ("grpo", 3, 0, 12), ("grpo", 3, 4, 13), ("ppo", 1, 0, 0), ("ppo", 2, 0, 0), ("ppo", 5, 0, 12)],
+    [
+        ("grpo", 0, 0, 0),
+        ("grpo", 3, 0, 12),
+        ("grpo", 3, 4, 13),
+        ("ppo", 1, 4, 0),
+        ("ppo", 2, 0, 0),
+        ("ppo", 2, 4, 1),
+        ("ppo", 5, 0, 12),
+    ],
 )
 def test_the_policy_takes_none_while_a_critic_warms_up(name: str, step: int, groups: int, updates: int) -> None:
     given = {"name": name, "promptsPerStep": 8, "miniBatchPrompts": 4, "updateEpochs": 2}
