@@ -71,12 +71,13 @@ def _assess(ctx: ReconcileContext) -> Assessment:
     counts = runs and not ctx.finishing
     accepted = _accepted_before(ctx) if now.ended else acceptance(ctx)
     views = pool_views(ctx, fleet, failed, preempted)
+    makes_rollouts = accepted.makes_pods and not singletons.lacks_pods(ctx)
     return Assessment(
         ctx=ctx,
         accepted=accepted,
         lifecycle=now,
         fleet=fleet,
-        views=tuple(view if accepted.makes_pods else replace(view, room=0) for view in views),
+        views=tuple(view if makes_rollouts else replace(view, room=0) for view in views),
         scale=scale_decision(ctx, fleet) if runs else _unchanged(ctx),
         preempted=tuple(preempted),
         failed=tuple(failed),
@@ -123,7 +124,7 @@ def _run(assessment: Assessment) -> tuple[list[Action], list[float | None]]:
         assessment.fleet,
         desired=desired,
         views=assessment.views,
-        boundary=between_steps(ctx) if accepted.makes_pods else None,
+        boundary=between_steps(ctx) if accepted.makes_pods and not singletons.lacks_pods(ctx) else None,
         missing=assessment.vanished,
     )
     renewals, renewal_due = renewal(ctx)

@@ -46,7 +46,7 @@ class FakeCluster:
     room: dict[str, int] = field(default_factory=lambda: {pool.value: 1 << 20 for pool in Pool})
     """Nodes that each pool can give at once."""
     quota: int | None = None
-    """Pods that may exist; None: any number."""
+    """Pods that may exist and not have ended; None: any number."""
     objects: dict[Place, Object] = field(default_factory=dict)
     log: list[tuple[Place, int, Object | None]] = field(default_factory=list)
     """Every change in order: place, resourceVersion, and what is there since."""
@@ -56,6 +56,8 @@ class FakeCluster:
     """Nodes whose kubelet does not answer."""
     unheard: set[str] = field(default_factory=set)
     """Pods whose agent cannot reach the manager, though their node is well."""
+    pauses_trainer: bool = False
+    """The trainer's Job makes no pod for now, as after a failure."""
     made: list[str] = field(default_factory=list)
     """UIDs of all pods that ever were."""
     _version: int = 0
@@ -70,7 +72,8 @@ class FakeCluster:
         kind, new = raw["kind"], deepcopy(raw)
         if (kind, new["metadata"]["name"]) in self.objects:
             raise Conflict
-        if kind == "Pod" and self.quota is not None and len(self.pods()) >= self.quota:
+        counted = sum(not is_ended(pod) for pod in self.pods())
+        if kind == "Pod" and self.quota is not None and counted >= self.quota:
             raise Forbidden("exceeded quota: pods")
         self._uids += 1
         new["metadata"] |= {"uid": f"{kind.lower()}-{self._uids}", "creationTimestamp": millisecond(self.now)}
@@ -239,7 +242,7 @@ class FakeCluster:
         if job["spec"].get("suspend"):
             for pod in pods:
                 self.delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"])
-        elif not ours:  # podReplacementPolicy is Failed wherever there is a podFailurePolicy
+        elif not ours and not self.pauses_trainer:  # podReplacementPolicy is Failed with every podFailurePolicy
             metadata = deepcopy(job["spec"]["template"]["metadata"])
             metadata |= {"name": f"{job['metadata']['name']}-0-{self._uids}", "job": _uid(job)}
             with suppress(Forbidden):

@@ -159,6 +159,13 @@ def trainer_lives(ctx: ReconcileContext) -> bool:
     return not ends or job.active + job.terminating > 0
 
 
+def lacks_pods(ctx: ReconcileContext) -> bool:
+    """True while the trainer's Job is still to make a pod. Rollouts wait for it: what they take of a quota they keep,
+    and the Job would be refused for ever."""
+    there = sum(not pod.ended or pod.phase is PodPhase.SUCCEEDED for pod in ctx.facts.of_role(Role.TRAINER))
+    return there < ctx.spec.trainer.replicas
+
+
 def stop_manager(ctx: ReconcileContext, why: str) -> Iterator[Action]:
     """Lets the manager go, once neither trainer nor rollouts need it any more."""
     if trainer_lives(ctx) or any(not pod.ended for pod in ctx.facts.of_role(Role.ROLLOUT)):

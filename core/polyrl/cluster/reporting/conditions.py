@@ -14,9 +14,9 @@ from typing import Final, Literal, NamedTuple
 
 from polyrl.cluster.acceptance import QUOTA
 from polyrl.cluster.fleet.pools import REASON_LENGTH
-from polyrl.cluster.fleet.singletons import trainer_lives
+from polyrl.cluster.fleet.singletons import lacks_pods, trainer_lives
 from polyrl.cluster.lifecycle import LifecycleStage
-from polyrl.cluster.names import FETCH_CONTAINER
+from polyrl.cluster.names import FETCH_CONTAINER, trainer_name
 from polyrl.cluster.observation.facts import PodFacts
 from polyrl.cluster.observation.rollouts import PodState
 from polyrl.cluster.reasons import AcceptedReason, ConditionReason, FailureReason
@@ -148,6 +148,10 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
             else f"{known.pod} has fetched {known.amount} of {path}"
         )
         return _draft(False, ConditionReason.FETCHING_MODEL, message)
+    if job is not None and lacks_pods(assessment.ctx):
+        why = f"kubectl describe job {trainer_name(assessment.ctx.facts.name)} says why"
+        waits = "; rollouts are made once it has" if assessment.ctx.wants_rollouts else ""
+        return _draft(False, ConditionReason.STARTING, f"its Job has not made its pod yet ({why}){waits}")
     return _draft(False, ConditionReason.STARTING, "the trainer starts")
 
 

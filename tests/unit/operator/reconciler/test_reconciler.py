@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -55,6 +57,8 @@ class Server:
         """Kinds that cannot be stored, and `status`."""
         self.pods: dict[str, dict[str, Any]] = {}
         """As they were made, by name."""
+        self.watch: Callable[[dict[str, Any]], object] = lambda pod: None
+        """Gets the pod that the trainer's Job makes."""
         self.hangs = False
         """Nothing is answered any more."""
         self.ends_late_s = 0.0
@@ -100,7 +104,16 @@ class Server:
         stored = body | {"metadata": self._stamped(body)}
         if body["kind"] == "Pod":
             self.pods[body["metadata"]["name"]] = stored
+        if body["kind"] == "Job":
+            self.watch(self._trainer_pod(stored))
         return Answer(201, stored)
+
+    def _trainer_pod(self, job: dict[str, Any]) -> dict[str, Any]:
+        """As the Job controller makes it."""
+        template, of_job = job["spec"]["template"], job["metadata"]
+        metadata = template["metadata"] | {"name": f"{of_job['name']}-0-abcde", "namespace": of_job["namespace"]}
+        metadata |= {"ownerReferences": [{"uid": of_job["uid"], "controller": True}]}
+        return {"metadata": self._stamped({"metadata": metadata}), "spec": template["spec"]}
 
     def _change(self, method: str, pod: str, body: Any) -> Answer:
         self.asked.append(f"{method} {pod}")
@@ -167,10 +180,17 @@ def operator(replicas: int = 3) -> tuple[Reconciler, Server, Cache]:
     server, mute, queue = Server(manifest(replicas)), Mute(), WorkQueue()
     api, cache = Client(server), Cache(queue.add)  # type: ignore[arg-type]
     cache.observe(JOB, server.job)
+    server.watch = partial(cache.observe, POD)
     actor = Executor(api, cache, mute, mute)  # type: ignore[arg-type]
     settings, metrics = Settings("m", "t", rollout_image="r"), Metrics(RequestCounter())
     reconciler = Reconciler(cache, api, actor, mute, queue, metrics, settings, sees_nodes=False)  # type: ignore[arg-type]
     return reconciler, server, cache
+
+
+async def begin(reconciler: Reconciler) -> None:
+    """A job's first two reconciles: rollouts wait until the trainer's pod is there."""
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
 
 
 def accepted(server: Server) -> tuple[str, str]:
@@ -182,13 +202,15 @@ async def test_a_new_job_is_dry_run_then_made_then_reported_once() -> None:
     reconciler, server, _ = operator()
     await reconciler.reconcile(KEY)
     made = [what for what in server.asked if what in KINDS]
-    assert Counter(made)["Pod"] == 4
+    assert Counter(made)["Pod"] == 1, "the manager"
     last_dry_run = len(server.asked) - 1 - server.asked[::-1].index("dry run")
     assert last_dry_run < server.asked.index(made[0]), "asked for an opinion before anything is made"
     assert server.asked.count("status") == 1
     assert server.asked[-1] == "status"
     assert accepted(server) == ("True", "Valid")
     assert server.job["status"]["rollout"]["desiredReplicas"] == 3
+    await reconciler.reconcile(KEY)
+    assert Counter(server.asked)["Pod"] == 4, "rollouts wait until the trainer has its pod"
 
 
 async def test_a_job_that_is_not_understood_is_an_event_as_well() -> None:
@@ -221,10 +243,10 @@ async def test_what_failed_after_the_answer_is_done_later_without_asking_again(m
     assert cache.pods(KEY, "job-uid") == []
     asked = server.asked.count("dry run")
     server.broken = set()
-    await reconciler.reconcile(KEY)
+    await begin(reconciler)
     assert server.asked.count("dry run") == asked
     assert accepted(server) == ("True", "Valid")
-    assert len(cache.pods(KEY, "job-uid")) == 4
+    assert len(cache.pods(KEY, "job-uid")) == 5
 
 
 @pytest.mark.slow
@@ -242,8 +264,8 @@ async def test_what_is_refused_is_asked_for_after_longer_and_longer_pauses() -> 
 
 async def test_a_large_job_leaves_room_for_others() -> None:
     reconciler, server, cache = operator(replicas=40)
-    await reconciler.reconcile(KEY)
-    assert len(cache.pods(KEY, "job-uid")) == 41
+    await begin(reconciler)
+    assert len(cache.pods(KEY, "job-uid")) == 42
     assert server.most_at_once == JOB_CONCURRENCY
 
 
@@ -273,7 +295,7 @@ async def test_nothing_is_kept_of_jobs_that_were_made_and_deleted() -> None:
 
 async def test_what_another_replica_released_is_no_loss_when_this_one_leads_again() -> None:
     reconciler, server, cache = operator()
-    await reconciler.reconcile(KEY)
+    await begin(reconciler)
     for pod in list(server.pods):
         cache.observe(POD, server.running(pod))
     await reconciler.reconcile(KEY)
@@ -293,7 +315,7 @@ async def test_what_was_released_is_no_loss_though_its_answer_never_came(monkeyp
     server.job["spec"]["scaling"] = {"mode": "Manual"}
     server.job["metadata"]["resourceVersion"] = "2"
     cache.observe(JOB, server.job)
-    await reconciler.reconcile(KEY)
+    await begin(reconciler)
     for pod in list(server.pods):
         cache.observe(POD, server.running(pod))
     await reconciler.reconcile(KEY)
@@ -414,9 +436,8 @@ async def test_no_pod_starts_without_what_the_api_server_refuses_and_the_status_
         assert kind in conditions[type_]["message"]
         assert "is being terminated" in conditions[type_]["message"]
     server.forbidden = set()
-    for _ in range(2):
-        await reconciler.reconcile(KEY)
-    assert len(cache.pods(KEY, "job-uid")) == 4
+    await begin(reconciler)
+    assert len(cache.pods(KEY, "job-uid")) == 5
     trainer = next(one for one in server.job["status"]["conditions"] if one["type"] == "TrainerReady")
     assert trainer["reason"] == "Starting"
 
@@ -433,6 +454,6 @@ async def test_what_is_refused_and_wanted_no_longer_holds_up_no_pod(replicas: in
     cache.observe(JOB, server.job)
     for _ in range(2):
         await reconciler.reconcile(KEY)
-    assert len(cache.pods(KEY, "job-uid")) == 1 + replicas
+    assert len(cache.pods(KEY, "job-uid")) == 2 + replicas
     conditions = {one["type"]: one["reason"] for one in server.job["status"]["conditions"]}
     assert conditions["TrainerReady"] == "Starting"
