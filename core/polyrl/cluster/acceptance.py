@@ -32,6 +32,9 @@ DRY_RUN_RETRY_S: Final = 60.0
 QUOTA: Final = "exceeded quota"
 """In the API server's words when a ResourceQuota is used up."""
 
+NO_ANSWER: Final = "failed calling webhook"
+"""In its words when an admission webhook that it may not go without is away, which says nothing of the template."""
+
 RUNS_ON: Final = (
     "the trainer runs on as it began; suspend the job to change spec.recipe, spec.trainer, spec.failurePolicy, or of"
     " spec.rollout engine, drainSeconds, weightDeltas, mooncake and capacity.preset"
@@ -89,14 +92,15 @@ def _admitted(ctx: ReconcileContext) -> Acceptance:
         return _yes(ctx, written, "")
     if answer is not None and (not answer or QUOTA in answer):
         return _yes(ctx, written, answer)
-    reason, message = AcceptedReason.INVALID_POD_TEMPLATE, answer or ""
+    message = answer or "the API server is asked whether it takes these pods"
+    verdict = None if answer is None or NO_ANSWER in answer else False
+    reason = AcceptedReason.CHECKING if verdict is None else AcceptedReason.INVALID_POD_TEMPLATE
     asked_at = ctx.now if ctx.state.dry_run_at is None else ctx.state.dry_run_at
-    if answer is None:
-        reason, message = AcceptedReason.CHECKING, "the API server is asked whether it takes these pods"
-    elif ctx.now < asked_at + DRY_RUN_RETRY_S:
+    if answer is not None and ctx.now < asked_at + DRY_RUN_RETRY_S:
         state = replace(ctx.state, dry_run_at=asked_at)
-        return Acceptance(False, reason, message=message, makes_pods=False, state=state, due=asked_at + DRY_RUN_RETRY_S)
-    verdict, due = (None, None) if answer is None else (False, ctx.now + DRY_RUN_RETRY_S)
+        again = asked_at + DRY_RUN_RETRY_S
+        return Acceptance(verdict, reason, message=message, makes_pods=False, state=state, due=again)
+    due = None if answer is None else ctx.now + DRY_RUN_RETRY_S
     asked, state = DryRun(_probes(ctx), ctx.facts.generation), replace(ctx.state, dry_run_at=ctx.now)
     return Acceptance(verdict, reason, message=message, makes_pods=False, dry_run=asked, state=state, due=due)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from email.utils import parsedate_to_datetime
@@ -30,8 +31,9 @@ from polyrl_operator.api.tenant_objects import JOBS_PAGE, screened_job, screened
 log = structlog.get_logger(__name__)
 
 FIELD_MANAGER: Final = "polyrl-operator"
-REQUEST_S: Final = 10.0
-"""Limit of one attempt. A healthy server answers in milliseconds; a slow webhook is cut at 10 s by default."""
+REQUEST_S: Final = 12.0
+"""Limit of one attempt. A healthy server answers in milliseconds; a webhook is given up after 10 s by default, and the
+answer that says so comes after that."""
 ATTEMPTS: Final = 4
 """Attempts of one request before its job backs off instead."""
 RETRY_S: Final = 0.2
@@ -55,6 +57,8 @@ DATE_RESOLUTION_S: Final = 1.0
 LOGGED_CORRECTION_S: Final = 2.0
 """A correction of the clock worth a log line: more than the resolution and a slow answer explain."""
 
+OF_WEBHOOK: Final = re.compile(r'(?:failed calling|admission) webhook "')
+"""In the API server's words, whatever the status: one that it may not go without is away, or says no."""
 OVERSIZED: Final = "Oversized"
 """Reason of our own: the answer has more bytes than are read."""
 LISTED: Final = "LIST"
@@ -81,6 +85,11 @@ class ApiError(PolyRLError):
     def transient(self) -> bool:
         """True when the same request may pass later without anybody changing anything."""
         return self.status == 0 or self.status in AGAIN
+
+    @property
+    def of_webhook(self) -> bool:
+        """True when an admission webhook let it not be done: a refusal, until people mend the webhook."""
+        return OF_WEBHOOK.search(str(self)) is not None
 
 
 class NotLeader(PolyRLError):
@@ -208,7 +217,7 @@ class Client:
         try:
             return await self._request("DELETE", kind.path(namespace, name), body=options)
         except ApiError as error:
-            if error.status in (404, 409):
+            if error.status in (404, 409) and not error.of_webhook:
                 return None
             raise
 

@@ -2,8 +2,9 @@
 
 Actions are taken in order; neighbours of one type on one kind go side by side, as a hundred new pods should. Each may
 be repeated: a creation that meets its own object is done, one that meets a namesake's waits for it to go; deletions and
-annotations name a uid. What the API server refuses for good (quota, Pod Security, a webhook, a stranger's name) is an
-answer, no error, and what comes after is done; but no pod is let start while it refuses what pods cannot do without.
+annotations name a uid. What the API server refuses for good (quota, Pod Security, a webhook that says no or is away, a
+stranger's name) is an answer, no error, and what comes after is done; but no pod is let start while it refuses what
+pods cannot do without.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Executor:
             for action, error in zip(batch, done, strict=True):
                 if isinstance(error, NameTaken) and error.stays:
                     result.refuse(error.kind, str(error))
-                elif isinstance(action, CHANGES) and isinstance(error, ApiError) and error.status in DENIED:
+                elif isinstance(action, CHANGES) and isinstance(error, ApiError) and _is_refusal(error, DENIED):
                     self._denied(owner, action, error, result)
                 elif isinstance(error, BaseException):
                     if isinstance(error, NameTaken):
@@ -237,7 +238,7 @@ class Executor:
         try:
             stored = await self._client.create(item)
         except ApiError as error:
-            if error.status in REFUSED:
+            if _is_refusal(error, REFUSED):
                 result.refuse(kind, f"{kind.name} {name}: {error}")
                 return None
             if error.status != 409:
@@ -275,7 +276,7 @@ class Executor:
         try:
             self._cache.observe(POD, await self._client.patch(POD, owner.namespace, action.pod, change))
         except ApiError as error:
-            if error.status not in (404, 409):
+            if error.status not in (404, 409) or error.of_webhook:
                 raise
 
     async def _dry_run(self, owner: Owner, action: actions.DryRun) -> str:
@@ -286,11 +287,15 @@ class Executor:
                 if NO_ACCOUNT in str(error):
                     # A namespace that is a moment old has none yet.
                     raise
-                if error.status in REFUSED:
+                if _is_refusal(error, REFUSED):
                     return f"{item['kind']} {item['metadata']['name']}: {error}"
                 if error.status != 409:
                     raise
         return ""
+
+
+def _is_refusal(error: ApiError, statuses: frozenset[int]) -> bool:
+    return error.status in statuses or error.of_webhook
 
 
 def _checked(uid: str, kind: ResourceKind, name: str, stored: Object | None) -> Object:

@@ -75,6 +75,35 @@ async def test_a_pod_that_a_limit_range_forbids_is_a_job_not_accepted(
         await place.rollouts(2)
 
 
+async def test_a_webhook_that_is_away_is_a_condition(place: Any, nodes: Any, run_operator: Any) -> None:
+    """The job had no status, and who looked for the reason found that no operator handles it."""
+    path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}
+    hook = {
+        "name": "pods.example.org",
+        "clientConfig": {"url": "https://127.0.0.1:1/nobody-listens"},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": place.namespace}},
+        "rules": [rule],
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    body = {"metadata": {"name": place.namespace}, "webhooks": [hook]}
+    assert place.server.request("POST", path, body)[0] == 201
+    try:
+        await asyncio.sleep(POLICY_S)
+        async with run_operator():
+            await place.submit()
+            checking = await place.until("it is said", lambda: has_reason(place, "Accepted", "Checking"))
+            assert checking["status"] == "Unknown"
+            assert 'failed calling webhook "pods.example.org"' in checking["message"]
+            assert place.server.request("DELETE", f"{path}/{place.namespace}")[0] == 200
+            await asyncio.sleep(POLICY_S)
+            await place.client.patch(JOB, place.namespace, "job", {"spec": {"backoffLimit": 4}})
+            await place.rollouts(2)
+    finally:
+        place.server.request("DELETE", f"{path}/{place.namespace}")
+
+
 CLAIMS, NETWORK = "persistentvolumeclaims", "count/networkpolicies.networking.k8s.io"
 
 

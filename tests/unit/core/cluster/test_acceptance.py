@@ -13,6 +13,7 @@ from polyrl.cluster.state import ReconcileState
 QUOTA = "pods is forbidden: exceeded quota: gpus"
 OWN_COMMAND = {"rollout": {"template": {"spec": {"containers": [{"name": "rollout", "command": ["sh"]}]}}}}
 REFUSED = "Pod j-r-0: violates PodSecurity"
+AWAY = 'Pod j-r-0: Internal error occurred: failed calling webhook "pods.example.org": connection refused'
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,7 @@ REFUSED = "Pod j-r-0: violates PodSecurity"
         pytest.param({}, "", (True, "Valid", True, False), id="the API server agrees"),
         pytest.param({}, QUOTA, (True, "Valid", True, False), id="a used up quota is no fault of the template"),
         pytest.param({}, REFUSED, (False, "InvalidPodTemplate", False, False), id="refused"),
+        pytest.param({}, AWAY, (None, "Checking", False, False), id="a webhook that does not answer is no verdict"),
     ],
 )
 def test_verdict(build: Any, spec: dict[str, Any], dry_run: str | None, expected: tuple[Any, ...]) -> None:
@@ -31,6 +33,7 @@ def test_verdict(build: Any, spec: dict[str, Any], dry_run: str | None, expected
     assert dry_run in (None, "") or dry_run in found.message
 
 
+@pytest.mark.parametrize("answer", [REFUSED, AWAY], ids=["refused", "not answered"])
 @pytest.mark.parametrize(
     ("ago", "again"),
     [
@@ -38,8 +41,9 @@ def test_verdict(build: Any, spec: dict[str, Any], dry_run: str | None, expected
         pytest.param(DRY_RUN_RETRY_S, True, id="a minute later"),
     ],
 )
-def test_a_refused_job_is_tried_again(build: Any, ago: float, again: bool) -> None:
-    found = acceptance(build.ctx(dry_run=REFUSED, state=ReconcileState(dry_run_at=build.now - ago)))
+def test_a_job_that_was_not_taken_is_tried_again(build: Any, answer: str, ago: float, again: bool) -> None:
+    found = acceptance(build.ctx(dry_run=answer, state=ReconcileState(dry_run_at=build.now - ago)))
+    assert found.verdict is (False if answer == REFUSED else None)
     assert (found.dry_run is not None) == again
     assert found.due == build.now + (DRY_RUN_RETRY_S if again else 1)
 

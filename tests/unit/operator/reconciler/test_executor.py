@@ -96,6 +96,12 @@ BUSY = Answer(429, {"reason": "TooManyRequests", "message": "busy"}, {"Retry-Aft
 BROKEN = Answer(500, {"reason": "InternalError", "message": "etcd"})
 TAKEN = Answer(409, {"reason": "AlreadyExists", "message": "taken"})
 ABSENT = Answer(404, {"message": "not found"})
+WEBHOOK_AWAY = Answer(
+    500, {"reason": "InternalError", "message": 'failed calling webhook "pods.example.org": connection refused'}
+)
+"""Of a webhook whose failurePolicy is Fail."""
+WEBHOOK_BUSY = Answer(409, {"message": 'admission webhook "pods.example.org" denied the request: try later'})
+"""Webhooks choose their status."""
 FULL = Answer(403, {"reason": "Forbidden", "message": "exceeded quota: pods=5"})
 
 
@@ -215,6 +221,23 @@ async def test_a_refusal_for_good_is_an_answer_and_what_follows_is_done() -> Non
     outcome = await act.execute(OWNER, [Create(pod("j-r-1"), "why"), RecordEvent(EventReason.RESUMED, "after it")])
     assert outcome.refusal == "Pod j-r-1: exceeded quota: pods=5"
     assert len(recorder.recorded) == 1
+
+
+@pytest.mark.parametrize("answers", [[WEBHOOK_AWAY] * ATTEMPTS, [WEBHOOK_BUSY]], ids=["it is away", "it says 409"])
+async def test_what_a_webhook_does_not_let_be_is_refused_whatever_the_status(answers: list[Answer]) -> None:
+    """Without an answer the job had no status, or an old one, for as long as the webhook was away."""
+    act, cache, _, recorder = actor(*answers, *answers, *answers)
+    cache.observe(POD, pod("j-r-9"))
+    made, after = Create(pod("j-r-1"), "why"), RecordEvent(EventReason.RESUMED, "after it")
+    outcome = await act.execute(OWNER, [made, after])
+    assert outcome.refusal.startswith("Pod j-r-1: ")
+    assert 'webhook "pods.example.org"' in outcome.refusal
+    assert recorder.recorded == [after]
+    annotate = Annotate("j-r-9", "uid-j-r-9", annotations={"polyrl.dev/released": "why"}, why="it is released")
+    outcome = await act.execute(OWNER, [annotate, Delete("Pod", "j-r-9", uid="uid-j-r-9", why="it is released"), after])
+    assert outcome.denied
+    assert [one.reason for one in recorder.recorded[1:]] == [EventReason.REFUSED] * 2 + [EventReason.RESUMED]
+    assert cache.pods(KEY, "job-uid")[0].deletion_at is None, "it is there, and not being deleted"
 
 
 async def test_what_comes_after_a_failure_is_not_begun() -> None:
@@ -373,11 +396,17 @@ async def test_a_namesakes_copies_are_waited_out() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
-    [(Answer(201, pod("x")), ""), (TAKEN, ""), (FULL, "Pod j-r-0: exceeded quota: pods=5")],
-    ids=["made", "taken", "quota is full"],
+    [
+        (Answer(201, pod("x")), ""),
+        (TAKEN, ""),
+        (FULL, "Pod j-r-0: exceeded quota: pods=5"),
+        (WEBHOOK_AWAY, 'Pod j-r-0: failed calling webhook "pods.example.org": connection refused'),
+        (WEBHOOK_BUSY, 'Pod j-r-0: admission webhook "pods.example.org" denied the request: try later'),
+    ],
+    ids=["made", "taken", "quota is full", "a webhook is away", "a webhook says 409"],
 )
 async def test_a_dry_run_brings_the_servers_own_words(answer: Answer, expected: str) -> None:
-    act, _, transport, _ = actor(answer)
+    act, _, transport, _ = actor(*[answer] * ATTEMPTS)
     outcome = await act.execute(OWNER, [DryRun((pod("j-r-0"),), 1)])
     assert outcome.dry_run == expected
     assert "dryRun=All" in transport.asked[0][1]
