@@ -55,6 +55,9 @@ CHANGES: Final = (
 
 ABOUT_NEW_PODS: Final = (EventReason.ROLLOUT_CREATED, EventReason.FALLBACK_ON_DEMAND)
 
+ALREADY_EXISTS: Final = "AlreadyExists"
+"""The reason of 409 for a name that is taken; another one is a conflict with a quota that was counted meanwhile."""
+
 NO_ACCOUNT: Final = 'serviceaccount "default" not found'
 """In the API server's words, when a namespace has no default account."""
 
@@ -67,12 +70,12 @@ OTHER_GENERATION: Final = (
 class NameTaken(ApiError):
     """The name belongs to an object that is not this job's: mostly a namesake's, which the garbage collector takes."""
 
-    def __init__(self, kind: ResourceKind, name: str, stored: Object | None) -> None:
-        metadata = {} if stored is None else stored["metadata"]
+    def __init__(self, kind: ResourceKind, name: str, stored: Object) -> None:
+        metadata = stored["metadata"]
         of_namesake = metadata.get("ownerReferences") and names.LABEL_JOB in metadata.get("labels", {})
-        self.kind, self.stays = kind, bool(metadata) and not (of_namesake or "deletionTimestamp" in metadata)
+        self.kind, self.stays = kind, not (of_namesake or "deletionTimestamp" in metadata)
         advice = "; delete it, or give the job another name" if self.stays else ""
-        super().__init__(409, "AlreadyExists", f"{kind.name} {name} is there and is not of this PolyRLJob{advice}")
+        super().__init__(409, ALREADY_EXISTS, f"{kind.name} {name} is there and is not of this PolyRLJob{advice}")
 
 
 @dataclass
@@ -241,9 +244,12 @@ class Executor:
             if _is_refusal(error, REFUSED):
                 result.refuse(kind, f"{kind.name} {name}: {error}")
                 return None
-            if error.status != 409:
+            if error.reason != ALREADY_EXISTS:
                 raise
-            return _checked(uid, kind, name, await self._client.get(kind, owner.namespace, name))
+            there = await self._client.get(kind, owner.namespace, name)
+            if there is None:
+                raise
+            return _checked(uid, kind, name, there)
         result.created += 1
         return stored
 
@@ -298,9 +304,9 @@ def _is_refusal(error: ApiError, statuses: frozenset[int]) -> bool:
     return error.status in statuses or error.of_webhook
 
 
-def _checked(uid: str, kind: ResourceKind, name: str, stored: Object | None) -> Object:
+def _checked(uid: str, kind: ResourceKind, name: str, stored: Object) -> Object:
     """The object that has the name already, when the job, or the pod, of this uid owns it."""
-    if stored is None or uid not in _owners(stored):
+    if uid not in _owners(stored):
         raise NameTaken(kind, name, stored)
     return stored
 

@@ -95,6 +95,8 @@ def client(*answers: Answer | Exception, may_write: Callable[[], bool] = lambda:
 BUSY = Answer(429, {"reason": "TooManyRequests", "message": "busy"}, {"Retry-After": "3"})
 BROKEN = Answer(500, {"reason": "InternalError", "message": "etcd"})
 TAKEN = Answer(409, {"reason": "AlreadyExists", "message": "taken"})
+QUOTA_CONFLICT = Answer(409, {"reason": "Conflict", "message": 'cannot be fulfilled on resourcequotas "team"'})
+"""Of a control plane with several API servers, two of which count at the same time."""
 ABSENT = Answer(404, {"message": "not found"})
 WEBHOOK_AWAY = Answer(
     500, {"reason": "InternalError", "message": 'failed calling webhook "pods.example.org": connection refused'}
@@ -204,6 +206,22 @@ async def test_a_creation_that_meets_a_namesakes_object_waits_for_it_to_go() -> 
     assert cache.pods(KEY, "job-uid") == []
     [event] = recorder.recorded
     assert event.message == "Pod j-r-1 is there and is not of this PolyRLJob; it is to go", "else nothing says it"
+
+
+async def test_a_conflict_beside_the_object_is_no_namesake_and_is_tried_again() -> None:
+    """It was said to be there and of somebody else, in an Event as well, and it was not there."""
+    act, _, transport, recorder = actor(QUOTA_CONFLICT)
+    with pytest.raises(ApiError, match="resourcequotas"):
+        await act.execute(OWNER, [Create(pod("j-r-1"), "why")])
+    assert recorder.recorded == []
+    assert [method for method, _ in transport.asked] == ["POST"]
+
+
+async def test_a_namesakes_object_that_went_meanwhile_is_no_event() -> None:
+    act, _, _, recorder = actor(TAKEN, ABSENT)
+    with pytest.raises(ApiError, match="taken"):
+        await act.execute(OWNER, [Create(pod("j-r-1"), "why")])
+    assert recorder.recorded == []
 
 
 @pytest.mark.parametrize("lacks", ["labels", "ownerReferences"], ids=["a stranger's", "left by cascade=orphan"])
