@@ -71,7 +71,7 @@ class PodFacts:
     """When the last of these ended."""
     template_hash: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Annotations of polyrl.dev; others are left out."""
+    """Those of polyrl.dev that are read; others are left out."""
 
     @property
     def ended(self) -> bool:

@@ -109,7 +109,13 @@ def _status(raw_job: Raw) -> JobStatus:
 _ROLES: Final = {role.value: role for role in (Role.MANAGER, Role.TRAINER, Role.ROLLOUT)}
 _POOLS: Final = {pool.value: pool for pool in (Pool.SPOT, Pool.ON_DEMAND)}
 _PHASES: Final = {phase.value: phase for phase in PodPhase}
-_OURS: Final = f"{names.GROUP}/"
+_READ: Final = (
+    *(names.ANNOTATION_NOTICED_AT, names.ANNOTATION_NOTICE),
+    *(names.ANNOTATION_COUNTED, names.ANNOTATION_RELEASED),
+)
+_READ_LENGTH: Final = 256
+"""Characters of an annotation that are kept. Ours are shorter; whoever makes pods or ConfigMaps of his own may write
+256 KiB on each, and all with our label are kept."""
 _NONE: Final[dict[str, str]] = {}
 """Shared by all pods without annotations of ours."""
 
@@ -206,8 +212,7 @@ def _containers(pod: Raw) -> list[Raw]:
 
 def _annotations(pod: Raw) -> dict[str, str]:
     written = raw.part(pod, "metadata", "annotations")
-    ours = {key: value for key, value in written.items() if key.startswith(_OURS) and isinstance(value, str)}
-    return ours or _NONE
+    return {key: raw.text(written, key)[:_READ_LENGTH] for key in _READ if key in written} or _NONE
 
 
 def trainer_facts(job: Raw) -> TrainerFacts:
@@ -240,7 +245,7 @@ def child_facts(kind: str, child: Raw) -> ChildFacts:
         kind=kind,
         name=raw.text(child, "metadata", "name"),
         uid=raw.text(child, "metadata", "uid"),
-        content_hash=raw.text(child, "metadata", "annotations", names.ANNOTATION_CONTENT),
+        content_hash=raw.text(child, "metadata", "annotations", names.ANNOTATION_CONTENT)[:_READ_LENGTH],
         deleting="deletionTimestamp" in raw.part(child, "metadata"),
         expires_at=unix(raw.text(child, "metadata", "annotations", names.ANNOTATION_EXPIRES)),
     )

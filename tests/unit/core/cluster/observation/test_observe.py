@@ -92,6 +92,18 @@ def test_pod() -> None:
     assert seen.annotations == {names.ANNOTATION_COUNTED: "failure-1"}
 
 
+def test_what_a_tenant_writes_on_pods_and_children_costs_the_operator_of_all_next_to_nothing() -> None:
+    """Whoever may make ConfigMaps filled its memory with 1,500 of them, for everybody."""
+    long, ours = "x" * 250_000, (names.ANNOTATION_RELEASED, names.ANNOTATION_COUNTED, names.ANNOTATION_NOTICE)
+    annotations = {key: long for key in (*ours, names.ANNOTATION_NOTICED_AT, "polyrl.dev/of-nobodys")}
+    kept = pod_facts({"metadata": {"name": "p", "labels": LABELS, "annotations": annotations}})
+    assert kept is not None
+    assert names.ANNOTATION_RELEASED in kept.annotations
+    assert sum(len(key) + len(value) for key, value in kept.annotations.items()) < 2000
+    child = child_facts("ConfigMap", {"metadata": {"name": "c", "annotations": {names.ANNOTATION_CONTENT: long}}})
+    assert 0 < len(child.content_hash) < 500
+
+
 def test_unschedulable_pod_and_strangers() -> None:
     message = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     seen = pod_facts({"metadata": {"labels": LABELS}, "status": {"phase": "Pending", "conditions": [message]}})
