@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 from yarl import URL
 
-from polyrl.manifest.status import JobStatus
+from polyrl.manifest.status import JobStatus, RunState
 from polyrl_operator.api.kinds import Permission, permission_for
 from polyrl_operator.informer.cache import JobKey
 
@@ -23,6 +23,9 @@ DRAIN_BUCKETS: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 60)
 """Seconds; 2 is what is promised."""
 
 JOB_LABELS: Final = ("namespace", "job")
+
+AT_REST: Final = (RunState.SUSPENDED, RunState.COMPLETE, RunState.FAILED)
+"""Such a job wants no rollouts: its status keeps the number with which it goes on, and an alert called it short."""
 
 
 class RequestCounter(Collector):
@@ -110,8 +113,12 @@ class Metrics:
             self._step(before, -1)
             self._step(status.state, +1)
             self._states[key] = status.state
-        self._desired.labels(*key).set(status.rollout.desired_replicas)
-        self._registered.labels(*key).set(status.rollout.registered_replicas)
+        if status.state in AT_REST:
+            self._desired.remove(*key)
+            self._registered.remove(*key)
+        else:
+            self._desired.labels(*key).set(status.rollout.desired_replicas)
+            self._registered.labels(*key).set(status.rollout.registered_replicas)
         self._preemptions.labels(*key).set(status.rollout.preemptions)
         ended = {one.pod_uid: one.notice_millis for one in status.recent_disruptions if one.delete_time is not None}
         for uid in ended.keys() - self._noticed.get(key, frozenset(ended)):

@@ -52,6 +52,23 @@ def test_what_happens_to_pods_makes_no_series() -> None:
     assert metrics.registry.get_sample_value("polyrl_preemption_notice_seconds_count") == 299, "but all were counted"
 
 
+@pytest.mark.parametrize("state", ["Complete", "Failed", "Suspended"])
+def test_a_job_that_does_not_run_wants_no_rollouts(state: str) -> None:
+    """The alert PolyRLJobShort was raised for each of them, half an hour after its end, until it was deleted."""
+    metrics, key, value = Metrics(RequestCounter()), JobKey("team", "job"), {"namespace": "team", "job": "job"}
+    wanted = ("polyrl_rollout_desired_replicas", "polyrl_rollout_registered_replicas")
+    running = status(3)
+    for _ in range(2):
+        metrics.decided(key, running)
+        assert [metrics.registry.get_sample_value(name, value) for name in wanted] == [3.0, 3.0]
+        for _ in range(2):
+            metrics.decided(key, running.model_copy(update={"state": state}))
+            assert [metrics.registry.get_sample_value(name, value) for name in wanted] == [None, None]
+    assert metrics.registry.get_sample_value("polyrl_rollout_preemptions", value) == 3.0
+    assert metrics.registry.get_sample_value("polyrl_jobs", {"state": state}) == 1.0
+    metrics.forget(key)
+
+
 @pytest.mark.slow
 def test_series_grow_with_jobs_and_go_with_them() -> None:
     metrics = Metrics(RequestCounter())
