@@ -77,7 +77,7 @@ class ConditionReason(StrEnum):
     MANAGER_UNREACHABLE = "ManagerUnreachable"
     """The manager does not answer."""
     CRASH_LOOP = "CrashLoop"
-    """The trainer failed and starts again."""
+    """The trainer failed and starts again, or a container of the manager's does so without end."""
     REGISTERED = "Registered"
     """At least minReplicas rollouts serve, and at least one."""
     NOT_WANTED = "NotWanted"

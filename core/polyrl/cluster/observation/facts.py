@@ -56,6 +56,10 @@ class PodFacts:
     """The scheduler's words when it found no node."""
     unpulled: str = ""
     """Reference of an image that its kubelet cannot pull; empty: none."""
+    crashes: str = ""
+    """How a container ends that is started again and again; empty: none does."""
+    unstarted: str = ""
+    """Why a container cannot be started, in its kubelet's words; empty: it can."""
     fetching: bool = False
     """Its model is being fetched."""
     deletion_at: float | None = None

@@ -141,6 +141,8 @@ def pod_facts(pod: Raw) -> PodFacts | None:
         scheduled_at=_scheduled_at(pod, created_at),
         unschedulable=_unschedulable(pod),
         unpulled=_unpulled(pod),
+        crashes=_crashes(pod),
+        unstarted=_unstarted(pod),
         fetching=_fetching(pod),
         deletion_at=unix(raw.text(pod, "metadata", "deletionTimestamp")),
         deletion_grace_s=float(raw.count(pod, "metadata", "deletionGracePeriodSeconds")),
@@ -177,6 +179,26 @@ NOT_PULLED: Final = {
 def _unpulled(pod: Raw) -> str:
     waiting = ((raw.text(one, "image"), raw.text(one, "state", "waiting", "reason")) for one in _containers(pod))
     return next((image or "its image" for image, reason in waiting if reason in NOT_PULLED), "")
+
+
+CRASHES: Final = "CrashLoopBackOff"
+NOT_STARTED: Final = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+"""Why a container does not run, in its kubelet's words."""
+
+
+def _crashes(pod: Raw) -> str:
+    for one in _containers(pod):
+        if raw.text(one, "state", "waiting", "reason") == CRASHES:
+            end = raw.part(one, "lastState", "terminated")
+            how = f", with status {raw.count(end, 'exitCode')} ({raw.text(end, 'reason')})" if end else ""
+            return f"container {raw.text(one, 'name')} ends at each start{how}"
+    return ""
+
+
+def _unstarted(pod: Raw) -> str:
+    waiting = ((raw.text(one, "name"), raw.part(one, "state", "waiting")) for one in _containers(pod))
+    found = ((name, why) for name, why in waiting if raw.text(why, "reason") in NOT_STARTED)
+    return next((f"container {name} cannot be started: {raw.text(why, 'message')}" for name, why in found), "")
 
 
 def _fetching(pod: Raw) -> bool:

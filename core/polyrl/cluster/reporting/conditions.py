@@ -131,7 +131,7 @@ def _trainer_ready(assessment: Assessment) -> ConditionDraft:
         message = f"{pod.name} has not ended, and another trainer starts once it has{_left_alone(assessment)}"
         return _draft(False, ConditionReason.POD_WITHOUT_JOB, message)
     first = [*assessment.ctx.facts.of_role(Role.MANAGER)[-1:], *newest]
-    if waiting := _not_pulled(first) or _not_placed(first):
+    if waiting := _not_pulled(first) or _not_placed(first) or _not_started(first):
         return waiting
     if assessment.unreachable:
         return _draft(False, ConditionReason.MANAGER_UNREACHABLE, "the manager does not answer")
@@ -184,6 +184,14 @@ def _not_placed(pods: Sequence[PodFacts]) -> ConditionDraft | None:
         if pod.unschedulable and not pod.ended:
             message = f"{pod.name} waits for a node: {pod.unschedulable[:REASON_LENGTH]}"
             return _draft(False, ConditionReason.UNSCHEDULABLE, message)
+    return None
+
+
+def _not_started(pods: Sequence[PodFacts]) -> ConditionDraft | None:
+    for pod in pods:
+        if (words := pod.crashes or pod.unstarted) and not pod.ended:
+            reason = ConditionReason.CRASH_LOOP if pod.crashes else ConditionReason.STARTING
+            return _draft(False, reason, f"{pod.name}: {words[:REASON_LENGTH]}")
     return None
 
 

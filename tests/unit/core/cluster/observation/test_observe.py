@@ -118,6 +118,32 @@ def test_unschedulable_pod_and_strangers() -> None:
     assert pod_facts({}) is None
 
 
+ENDS = "container t ends at each start"
+NO_SECRET = "container t cannot be started: secret x not found"
+
+
+@pytest.mark.parametrize("kind", ["containerStatuses", "initContainerStatuses"])
+@pytest.mark.parametrize(
+    ("reason", "last", "crashes", "unstarted"),
+    [
+        pytest.param("CrashLoopBackOff", OOM, f"{ENDS}, with status 137 (OOMKilled)", "", id="it ends again and again"),
+        pytest.param("CrashLoopBackOff", None, ENDS, "", id="nobody says how it ended"),
+        pytest.param("CreateContainerConfigError", None, "", NO_SECRET, id="what it names is not there"),
+        pytest.param("RunContainerError", OOM, "", NO_SECRET, id="it started before"),
+        pytest.param("ContainerCreating", None, "", "", id="it is made"),
+        pytest.param("ImagePullBackOff", None, "", "", id="its image is another matter"),
+    ],
+)
+def test_container_that_does_not_come_to_run(
+    kind: str, reason: str, last: dict[str, Any] | None, crashes: str, unstarted: str
+) -> None:
+    waiting = {"waiting": {"reason": reason, "message": "secret x not found"}}
+    status = {"name": "t", "state": waiting, "lastState": {"terminated": last} if last else {}}
+    pod = pod_facts({"metadata": {"labels": LABELS}, "status": {"phase": "Pending", kind: [status]}})
+    assert pod is not None
+    assert (pod.crashes, pod.unstarted) == (crashes, unstarted)
+
+
 @pytest.mark.parametrize("kind", ["containerStatuses", "initContainerStatuses"])
 @pytest.mark.parametrize(
     ("reason", "expected"),

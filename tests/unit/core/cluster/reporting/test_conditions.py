@@ -80,6 +80,25 @@ def test_trainer_waits_for_an_image(build: Any, role: Role) -> None:
 
 
 @pytest.mark.parametrize("role", [Role.TRAINER, Role.MANAGER], ids=["trainer", "manager"])
+@pytest.mark.parametrize(
+    ("field", "reason"), [("crashes", "CrashLoop"), ("unstarted", "Starting")], ids=["ends again", "cannot start"]
+)
+def test_a_container_that_does_not_come_to_run_is_said(build: Any, role: Role, field: str, reason: str) -> None:
+    """The trainer starts, it said for ever, where the manager's memory was too small or a Secret was not there."""
+    pod = build.pod(f"j-{role.value}-1", role, **{field: "container x does what it does" + "." * 2000})
+    others = [build.pod(f"j-{one.value}-1", one) for one in (Role.TRAINER, Role.MANAGER) if one is not role]
+    found = result(build, pods=(pod, *others), trainer=build.trainer(ready=1), manager=None)
+    assert reasons(found)["TrainerReady"] == ("False", reason)
+    (message,) = [one.message for one in found.status.conditions if one.type == "TrainerReady"]
+    assert message.startswith(f"{pod.name}: container x does what it does")
+    assert len(message) < 400
+    ended = replace(pod, phase=PodPhase.FAILED)
+    assert "container x" not in str(result(build, pods=(ended, *others), trainer=build.trainer(), manager=None).status)
+    ready = result(build, pods=(pod, *others), trainer=build.trainer(ready=1), manager=build.manager())
+    assert reasons(ready)["TrainerReady"] == ("True", "Ready")
+
+
+@pytest.mark.parametrize("role", [Role.TRAINER, Role.MANAGER], ids=["trainer", "manager"])
 def test_trainer_waits_for_a_node(build: Any, role: Role) -> None:
     """The trainer starts, it said, for ever."""
     pod = build.pod(f"j-{role.value}-1", role, placed=None, unschedulable="0/5 nodes are available")
