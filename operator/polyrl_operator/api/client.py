@@ -279,7 +279,7 @@ class Client:
                 raise ApiError(
                     response.status, "Undecodable", f"{method} {url} is answered with what cannot be read: {fault}"
                 ) from None
-        error = refusal(response.status, data)
+        error = refusal(response.status, data, f"{method} {url} is answered with ")
         error.retry_after_s = _seconds(response.headers.get("Retry-After"))
         raise error
 
@@ -302,13 +302,13 @@ def _collection(item: Object) -> str:
     return KINDS[item["kind"]].path(item["metadata"].get("namespace"))
 
 
-def refusal(status: int, data: bytes) -> ApiError:
-    """The error that an answer with this status and body is."""
+def refusal(status: int, data: bytes, asked: str = "") -> ApiError:
+    """The error that an answer with this status and body is; without words of the server it begins with `asked`."""
     try:
         words: Any = msgspec.json.decode(data)
         return ApiError(status, str(words.get("reason", "")), str(words.get("message", "")) or f"status {status}")
     except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
-        return ApiError(status, "", f"status {status}: {data[:200]!r}")
+        return ApiError(status, "", f"{asked}status {status}: {data[:200]!r}")
 
 
 def _seconds(text: str | None) -> float:

@@ -136,6 +136,14 @@ async def test_a_lasting_trouble_is_an_error_that_says_what_it_was() -> None:
     assert len(transport.asked) == ATTEMPTS
 
 
+async def test_an_answer_without_words_says_what_was_asked() -> None:
+    """`404 page not found` was all that the log had of a CRD that is not installed."""
+    nothing = Answer(404, "")
+    api, _ = client(nothing)
+    with pytest.raises(ApiError, match=r"GET http://api/apis/polyrl.dev/v1alpha1/polyrljobs.* status 404"):
+        [page async for page in api.pages(JOB, None)]
+
+
 @pytest.mark.parametrize("status", [400, 403, 409, 422])
 async def test_a_refusal_is_not_repeated(status: int) -> None:
     api, transport = client(Answer(status, {"message": "no"}))
