@@ -30,7 +30,7 @@ MAX_FILE_LINES: Final = 500
 MAX_FUNCTION_LINES: Final = 60
 P90_FUNCTION_LINES: Final = 35
 MAX_MODULES_IN_A_FOLDER: Final = 12
-MAX_LINES: Final = 74_491
+MAX_LINES: Final = 74_664
 """Of production code in all."""
 NAMED_ROWS: Final = ("tests/unit/core", "tests/properties")
 """Folders of tests whose tables name their rows."""

@@ -269,7 +269,7 @@ def all_but_one_at_version_1(pool: Pool = Pool.SPOT, **rests: bool) -> Stage:
     return stage
 
 
-def goes_on_to_version_1(stage: Stage) -> list[DiscardReason]:
+def loads_version_1(stage: Stage) -> list[DiscardReason]:
     """Reasons for which groups are dropped once `a` has loaded it."""
     outcome = stage.agent("a", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1))
     return [notice.reason for notice in sent(outcome, GroupDropped)]
@@ -277,7 +277,7 @@ def goes_on_to_version_1(stage: Stage) -> list[DiscardReason]:
 
 def test_who_was_there_before_the_newest_version_may_still_load_an_older_one() -> None:
     stage = all_but_one_at_version_1()
-    assert not goes_on_to_version_1(stage)
+    assert not loads_version_1(stage)
     dropped = sent(stage.agent("r", WeightsLoaded(1, 0.1, load_seconds=0.1, bytes_pulled=1)), GroupDropped)
     assert [notice.reason for notice in dropped] == [DiscardReason.STALE]
 
@@ -285,7 +285,7 @@ def test_who_was_there_before_the_newest_version_may_still_load_an_older_one() -
 def test_who_sleeps_will_load_no_older_version() -> None:
     """One that slept while the trainer waited for this very group kept it waiting to its deadline."""
     stage = all_but_one_at_version_1(Pool.RESERVED, sleeps=True, asleep=True)
-    assert goes_on_to_version_1(stage) == [DiscardReason.STALE]
+    assert loads_version_1(stage) == [DiscardReason.STALE]
 
 
 def test_who_starts_after_the_newest_version_will_load_no_older_one() -> None:
@@ -294,7 +294,7 @@ def test_who_starts_after_the_newest_version_will_load_no_older_one() -> None:
     stage.agent("r", Deregister("bye"))
     stage.now = 1.5
     stage.engine("b", version=-1)
-    assert goes_on_to_version_1(stage) == [DiscardReason.STALE]
+    assert loads_version_1(stage) == [DiscardReason.STALE]
 
 
 @pytest.mark.parametrize("last_word", [Deregister("bye"), Leaving(9.0, "notice")], ids=["gone", "drains"])
@@ -303,7 +303,7 @@ def test_it_is_looked_at_again_when_the_last_that_may_has_left(last_word: Deregi
     stage = all_but_one_at_version_1()
     stage.now = 1.5
     stage.engine("b", version=-1)
-    assert not goes_on_to_version_1(stage)
+    assert not loads_version_1(stage)
     dropped = sent(stage.ledger.from_agent("r", last_word, stage.now), GroupDropped)
     assert [notice.reason for notice in dropped] == [DiscardReason.STALE]
 
